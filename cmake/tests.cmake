@@ -1,0 +1,122 @@
+# Tests: one executable a C file, registered with CTest under its folder's label.
+#
+# test_<room>_<subject>.c links that room and what it may use, any other name links all rooms. A
+# comment line "ctest: ..." in the file may hold: slow (left out by test.sh --quick), long (run by
+# --long only), serial (nothing runs beside it), timeout=SECONDS.
+
+set(fsdp_test_env "")
+if(FSDP_SANITIZE MATCHES "address")
+  list(APPEND fsdp_test_env "ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1"
+    "UBSAN_OPTIONS=print_stacktrace=1")
+elseif(FSDP_SANITIZE MATCHES "thread")
+  # OpenMP's own pool is not instrumented: keep oneDNN from starting one.
+  list(APPEND fsdp_test_env "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1"
+    "OMP_NUM_THREADS=1")
+endif()
+
+# Labels and limits of the test `name`, from the "ctest:" line of its source.
+function(fsdp_test_properties name source folder)
+  set(labels ${folder})
+  set(timeout 120)
+  file(STRINGS ${source} words REGEX "ctest:" LIMIT_COUNT 1)
+  if(words MATCHES "ctest:.*slow")
+    list(APPEND labels slow)
+  endif()
+  if(words MATCHES "ctest:.*long")
+    list(APPEND labels long)
+  endif()
+  if(words MATCHES "ctest:.*serial")
+    set_tests_properties(${name} PROPERTIES RUN_SERIAL ON)
+  endif()
+  if(words MATCHES "timeout=([0-9]+)")
+    set(timeout ${CMAKE_MATCH_1})
+  endif()
+  if(FSDP_SANITIZE)
+    math(EXPR timeout "${timeout} * 4")
+  endif()
+  if(ARGN)
+    list(APPEND labels ${ARGN})
+  endif()
+  set_tests_properties(${name} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout})
+endfunction()
+
+function(fsdp_c_test source folder)
+  get_filename_component(name ${source} NAME_WE)
+  set(links fsdp_all)
+  set(room "")
+  if(name MATCHES "^test_([a-z]+)")
+    set(room ${CMAKE_MATCH_1})
+    if(TARGET fsdp_${room})
+      set(links fsdp_${room})
+    elseif(folder STREQUAL "unit")
+      message(STATUS "test ${name} is left out: no room ${room}")
+      return()
+    endif()
+  endif()
+  if(TARGET ${name})
+    set(name ${folder}_${name})
+  endif()
+  add_executable(${name} ${source})
+  set_target_properties(${name} PROPERTIES
+    RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests/${folder})
+  target_link_libraries(${name} PRIVATE ${links} fsdp_part_cmocka fsdp_flags)
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  target_compile_definitions(${name} PRIVATE
+    FSDP_TEST_DATA="${PROJECT_SOURCE_DIR}/tests/data" FSDP_PROGRAM="${PROJECT_BINARY_DIR}/fsdp")
+  add_test(NAME ${name} COMMAND ${CMAKE_COMMAND} -E env --unset=OMP_NUM_THREADS --unset=FSDP_ISA
+    ${fsdp_test_env} $<TARGET_FILE:${name}>)
+  fsdp_test_properties(${name} ${source} ${folder} ${room})
+endfunction()
+
+if(TARGET fsdp_part_cmocka)
+  foreach(folder unit dist golden claims conformance fault)
+    file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${folder}/*.c)
+    foreach(source IN LISTS sources)
+      fsdp_c_test(${source} ${folder})
+    endforeach()
+  endforeach()
+else()
+  message(WARNING "cmocka was not found: no tests in C are built (Debian: apt install libcmocka-dev)")
+endif()
+
+# Tests of the program, in bash, with FSDP naming it.
+if(TARGET fsdp)
+  file(GLOB scripts CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/cli/*.sh)
+  foreach(script IN LISTS scripts)
+    get_filename_component(name ${script} NAME_WE)
+    add_test(NAME cli_${name} COMMAND ${CMAKE_COMMAND} -E env --unset=OMP_NUM_THREADS
+      --unset=FSDP_ISA ${fsdp_test_env} FSDP=${PROJECT_BINARY_DIR}/fsdp
+      FSDP_BUILD=${PROJECT_BINARY_DIR} FSDP_SOURCE=${PROJECT_SOURCE_DIR}
+      FSDP_TEST_DATA=${PROJECT_SOURCE_DIR}/tests/data bash ${script})
+    fsdp_test_properties(cli_${name} ${script} cli)
+  endforeach()
+endif()
+
+foreach(source IN LISTS fsdp_examples)
+  get_filename_component(name ${source} NAME_WE)
+  add_test(NAME ex_${name} COMMAND ${CMAKE_COMMAND} -E env --unset=OMP_NUM_THREADS
+    ${fsdp_test_env} $<TARGET_FILE:ex_${name}>)
+  fsdp_test_properties(ex_${name} ${source} examples)
+endforeach()
+
+# Each public header must stand alone, as C17 and as C++17.
+file(GLOB headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/include/fsdp/*.h)
+set(twins "")
+foreach(header IN LISTS headers)
+  get_filename_component(name ${header} NAME_WE)
+  foreach(suffix c cc)
+    set(twin ${PROJECT_BINARY_DIR}/headers/${name}.${suffix})
+    file(GENERATE OUTPUT ${twin}
+      CONTENT "#include \"fsdp/${name}.h\"\n#include \"fsdp/${name}.h\"\n")
+    list(APPEND twins ${twin})
+  endforeach()
+endforeach()
+add_library(header_check OBJECT ${twins})
+target_link_libraries(header_check PRIVATE libfsdp fsdp_flags)
+
+# Checks of the source itself.
+foreach(check layers sizes)
+  add_test(NAME check_${check} COMMAND sh ${PROJECT_SOURCE_DIR}/tools/check_${check}
+    ${PROJECT_SOURCE_DIR})
+  set_tests_properties(check_${check} PROPERTIES LABELS source TIMEOUT 60)
+endforeach()

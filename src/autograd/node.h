@@ -1,0 +1,154 @@
+/*
+ * node.h - the graph of autograd.
+ *
+ * A node is one op's backward. It holds what it saved, an edge for each input
+ * to the node that made it (or to the leaf that it is), and while a backward
+ * runs, the gradients of its outputs. Nodes are freed iteratively.
+ *
+ * Where gradients go. A backward asks fsdp__grad_out for the place of input
+ * k's gradient: the leaf's own buffer, or the slot of the node that made the
+ * input; *add says whether something is there already. So no gradient is
+ * computed into a temporary and then added. When a finished tensor is the
+ * gradient (reshape, add), fsdp__grad_give passes it on without a copy.
+ *
+ * Invariants: seq grows with creation; a node runs only when every node that
+ * feeds it has run; among the ready the largest seq goes first, and leaves go
+ * before all, so the parameters of a module are complete before the node that
+ * stands at its inputs runs.
+ */
+#ifndef FSDP_AUTOGRAD_NODE_H
+#define FSDP_AUTOGRAD_NODE_H
+
+#include "fsdp/autograd.h"
+#include "tensor/op.h"
+
+typedef struct fsdp__node fsdp__node;
+
+/* Shape and dtype of a tensor that is not kept. */
+typedef struct fsdp__meta {
+    fsdp_dtype dtype;
+    int ndim;
+    int64_t size[FSDP_MAX_DIMS];
+} fsdp__meta;
+
+typedef struct fsdp__edge {
+    fsdp__node *node; /* NULL: this input needs no gradient */
+    int index;        /* which output of node */
+    fsdp__meta meta;
+} fsdp__edge;
+
+typedef struct fsdp__saved {
+    fsdp_tensor *t; /* own reference (detached twin), or NULL when packed or absent */
+    void *packed;
+    const fsdp_saved_hooks *hooks; /* NULL: t */
+    uint32_t version;
+    uint64_t shard_version;
+} fsdp__saved;
+
+typedef struct fsdp__hook {
+    int index; /* output of the node */
+    fsdp_grad_hook fn;
+    void *arg;
+} fsdp__hook;
+
+/* The gradient of one output while backward runs. */
+typedef struct fsdp__grad_slot {
+    fsdp_tensor *g;
+    bool exclusive; /* nobody else sees g: it may be added to in place */
+} fsdp__grad_slot;
+
+typedef fsdp_status (*fsdp__backward_fn)(fsdp__node *n, fsdp_tensor **gout);
+
+struct fsdp__node {
+    int refs;
+    uint64_t seq;
+    const char *name;
+    fsdp__backward_fn backward;
+    int n_in, n_out, n_saved;
+    fsdp__edge in[FSDP__OP_MAX_IN];
+    fsdp__saved saved[FSDP__OP_MAX_IN + FSDP__OP_MAX_OUT];
+    fsdp__grad_slot slot[FSDP__OP_MAX_OUT > FSDP_CUSTOM_MAX ? FSDP__OP_MAX_OUT : FSDP_CUSTOM_MAX];
+    int64_t i[12];
+    double f[4];
+    void *extra; /* custom functions, identity nodes */
+    void (*extra_free)(void *extra);
+    fsdp__hook *hooks;
+    int64_t n_hooks, cap_hooks;
+    fsdp_tensor *leaf; /* accumulate nodes: the leaf, not owned */
+    bool released;     /* saved tensors are gone: a second backward is an error */
+    /* engine */
+    int deps;
+    uint64_t mark;
+};
+
+/* What a tensor carries once gradients matter to it. */
+typedef struct fsdp__autograd {
+    bool requires_grad;
+    fsdp__node *node;  /* who made it; a leaf: its accumulate node, made on first use */
+    int index;
+    bool is_leaf;
+    fsdp_tensor *grad; /* leaves; own reference */
+    /* Leaves: where a backward puts the gradient (fully_shard sets it). Returns a borrowed tensor
+     * and whether it holds a value already. */
+    fsdp_tensor *(*provide)(void *arg, int *add);
+    void *provide_arg;
+    struct fsdp__accumulate_hook_entry {
+        fsdp_accumulate_hook fn;
+        void *arg;
+    } *post;
+    int64_t n_post, cap_post;
+} fsdp__autograd;
+
+/* ---- building ---------------------------------------------------------------- */
+
+fsdp__autograd *fsdp__autograd_of(fsdp_tensor *t); /* made on first use; NULL: error kept */
+fsdp__node *fsdp__node_create(const char *name, fsdp__backward_fn fn);
+fsdp__node *fsdp__node_retain(fsdp__node *n);
+void fsdp__node_release(fsdp__node *n);
+/* Input k is t: the edge to who made it, if it needs a gradient. */
+fsdp_status fsdp__node_input(fsdp__node *n, int k, fsdp_tensor *t);
+/* Output k of n is t. */
+fsdp_status fsdp__node_output(fsdp__node *n, int k, fsdp_tensor *t);
+/* Saves t (NULL: nothing) under the next number; returns the number or -1. */
+int fsdp__node_save(fsdp__node *n, fsdp_tensor *t);
+/* The saved tensor, checked against later writes; belongs to the node's scope. */
+fsdp_tensor *fsdp__node_saved(fsdp__node *n, int k);
+void fsdp__node_drop_saved(fsdp__node *n);
+
+/* ---- in a backward function ------------------------------------------------------ */
+
+bool fsdp__grad_wanted(const fsdp__node *n, int k);
+fsdp_tensor *fsdp__grad_out(fsdp__node *n, int k, int *add);
+fsdp_status fsdp__grad_give(fsdp__node *n, int k, fsdp_tensor *g);
+
+/* ---- the rest ----------------------------------------------------------------------- */
+
+/* Runs an op: checks, shape rule, kernel, graph. Returns c->out[0] or NULL. */
+fsdp_tensor *fsdp__apply(fsdp__opcall *c);
+
+/* Called for an op with a distributed input (dtensor sets it). */
+typedef fsdp_tensor *(*fsdp__dist_dispatch)(fsdp__opcall *c);
+void fsdp__set_dist_dispatch(fsdp__dist_dispatch fn);
+
+#define FSDP__OP(name) fsdp_status fsdp__back_##name(fsdp__node *n, fsdp_tensor **gout);
+#include "tensor/ops.def"
+#undef FSDP__OP
+extern const fsdp__backward_fn fsdp__op_backs[FSDP__OP_COUNT];
+
+/* Per-context state. */
+typedef struct fsdp__grad_state {
+    int no_grad;
+    uint64_t seq;
+    uint64_t mark;
+    bool running;
+    fsdp_saved_hooks *saved_hooks[16];
+    int n_saved_hooks;
+    struct fsdp__callback {
+        fsdp_status (*fn)(void *arg);
+        void *arg;
+    } *callbacks;
+    int64_t n_callbacks, cap_callbacks;
+} fsdp__grad_state;
+fsdp__grad_state *fsdp__grad_state_get(void); /* NULL: error kept */
+
+#endif

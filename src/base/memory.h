@@ -1,0 +1,26 @@
+/*
+ * memory.h - small bookkeeping memory (structs, names, tables).
+ *
+ * These bytes are not in the accounts; tensors' are. On failure: NULL and
+ * FSDP_NO_MEMORY kept, naming what asked. Freed with free().
+ */
+#ifndef FSDP_BASE_MEMORY_H
+#define FSDP_BASE_MEMORY_H
+
+#include <stddef.h>
+
+void *fsdp__calloc(size_t count, size_t size, const char *what); /* zeroed; never NULL for 0 */
+void *fsdp__realloc(void *p, size_t bytes, const char *what);    /* p stays valid on failure */
+char *fsdp__strdup(const char *s);
+char *fsdp__strndup(const char *s, size_t n);
+
+/* Grows an array so that it holds at least n: items pointer, int or int64_t
+ * capacity, element size taken from the pointer. Evaluates to fsdp_status. */
+#define FSDP__GROW(items, cap, n, what)                                                            \
+    ((n) <= (cap) ? FSDP_OK                                                                        \
+                  : fsdp__grow((void **)&(items), sizeof *(items), &(cap), (n), what))
+#include "fsdp/status.h"
+#include <stdint.h>
+fsdp_status fsdp__grow(void **items, size_t size, int64_t *cap, int64_t n, const char *what);
+
+#endif

@@ -1,0 +1,28 @@
+/*
+ * allocator.h - who gives and takes back the bytes of a storage.
+ *
+ * Bytes live are charged by the storage (accounts by purpose); an allocator
+ * only says what it holds beyond them, as reserved bytes. Allocators are used
+ * on the rank's compute thread only.
+ */
+#ifndef FSDP_DEVICE_ALLOCATOR_H
+#define FSDP_DEVICE_ALLOCATOR_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "fsdp/device.h"
+
+typedef struct fsdp__allocator fsdp__allocator;
+struct fsdp__allocator {
+    const char *name;
+    /* bytes > 0, result 64-byte aligned, contents undefined; NULL with the error kept. */
+    void *(*alloc)(fsdp__allocator *a, size_t bytes, const char *what);
+    void (*free)(fsdp__allocator *a, void *p, size_t bytes);
+};
+
+/* The current context's private memory of the CPU: a heap (heap.h) over
+ * reserved address space, so that a steady state touches no new pages. */
+fsdp__allocator *fsdp__allocator_cpu(void);
+
+#endif

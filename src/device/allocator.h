@@ -25,4 +25,10 @@ struct fsdp__allocator {
  * reserved address space, so that a steady state touches no new pages. */
 fsdp__allocator *fsdp__allocator_cpu(void);
 
+/* An allocator over bytes [base, base + size) that the caller has mapped: what is touched and not
+ * asked for is reported as the current context's reserved bytes. NULL: error kept. */
+fsdp__allocator *fsdp__allocator_over(const char *name, void *base, int64_t size);
+/* Forgets the bookkeeping and the reserved bytes; the caller unmaps the range. NULL: nothing. */
+void fsdp__allocator_over_free(fsdp__allocator *a);
+
 #endif

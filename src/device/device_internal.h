@@ -1,0 +1,22 @@
+/*
+ * device_internal.h - what the room's files share: the state that hangs off a context.
+ */
+#ifndef FSDP_DEVICE_INTERNAL_H
+#define FSDP_DEVICE_INTERNAL_H
+
+#include "device/allocator.h"
+
+typedef struct fsdp__cpu_memory fsdp__cpu_memory; /* cpu.c */
+
+typedef struct fsdp__device_state {
+    fsdp_device *stack; /* devices pushed, the last in force */
+    int64_t depth, cap;
+    fsdp__cpu_memory *cpu; /* NULL until first asked for */
+} fsdp__device_state;
+
+/* The current context's; made on first use. NULL: error kept. */
+fsdp__device_state *fsdp__device_state_get(void);
+
+void fsdp__cpu_memory_free(fsdp__cpu_memory *m);
+
+#endif

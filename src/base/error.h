@@ -13,6 +13,8 @@
 #ifndef FSDP_BASE_ERROR_H
 #define FSDP_BASE_ERROR_H
 
+#include <stddef.h>
+
 #include "fsdp/status.h"
 
 fsdp_status fsdp__fail(fsdp_status code, const char *fmt, ...) FSDP_PRINTF(2, 3);

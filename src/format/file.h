@@ -62,12 +62,13 @@ fsdp_status fsdp__dir_make(const char *path);
 /* Names in the folder without "." and "..", sorted by bytes. Freed by fsdp__dir_list_free. */
 fsdp_status fsdp__dir_list(const char *path, char ***names, int64_t *count);
 void fsdp__dir_list_free(char **names, int64_t count);
-/* Removes a file, or a folder with all in it; links are removed, not followed. One that is not there
- * is no error. */
+/* Removes a file, or a folder with all in it; links are removed, not followed. One that is not
+ * there is no error. */
 fsdp_status fsdp__dir_remove(const char *path);
 /* Makes earlier renames and removals in the folder durable. */
 fsdp_status fsdp__dir_sync(const char *path);
-/* Bytes that this user may still write on the file system of path (a file or folder that exists). */
+/* Bytes that this user may still write on the file system of path (a file or folder that exists).
+ */
 fsdp_status fsdp__dir_available(const char *path, int64_t *bytes);
 
 /* ---- paths ------------------------------------------------------------------- */

@@ -40,7 +40,7 @@ typedef struct fsdp__edge {
 typedef struct fsdp__saved {
     fsdp_tensor *t; /* own reference (detached twin), or NULL when packed or absent */
     void *packed;
-    const fsdp_saved_hooks *hooks; /* NULL: t */
+    fsdp_saved_hooks hooks; /* pack NULL: t */
     uint32_t version;
     uint64_t shard_version;
 } fsdp__saved;
@@ -57,6 +57,9 @@ typedef struct fsdp__grad_slot {
     bool exclusive; /* nobody else sees g: it may be added to in place */
 } fsdp__grad_slot;
 
+#define FSDP__SAVED_OUT FSDP__OP_MAX_IN
+#define FSDP__SAVED_MAX (FSDP__OP_MAX_IN + FSDP__OP_MAX_OUT)
+
 typedef fsdp_status (*fsdp__backward_fn)(fsdp__node *n, fsdp_tensor **gout);
 
 struct fsdp__node {
@@ -64,9 +67,9 @@ struct fsdp__node {
     uint64_t seq;
     const char *name;
     fsdp__backward_fn backward;
-    int n_in, n_out, n_saved;
+    int n_in, n_out;
     fsdp__edge in[FSDP__OP_MAX_IN];
-    fsdp__saved saved[FSDP__OP_MAX_IN + FSDP__OP_MAX_OUT];
+    fsdp__saved saved[FSDP__SAVED_MAX]; /* ops: input k at k, output k at FSDP__SAVED_OUT + k */
     fsdp__grad_slot slot[FSDP__OP_MAX_OUT > FSDP_CUSTOM_MAX ? FSDP__OP_MAX_OUT : FSDP_CUSTOM_MAX];
     int64_t i[12];
     double f[4];
@@ -74,8 +77,12 @@ struct fsdp__node {
     void (*extra_free)(void *extra);
     fsdp__hook *hooks;
     int64_t n_hooks, cap_hooks;
-    fsdp_tensor *leaf; /* accumulate nodes: the leaf, not owned */
-    bool released;     /* saved tensors are gone: a second backward is an error */
+    fsdp_tensor *leaf; /* accumulate nodes: the leaf, not owned; NULL once it is gone */
+    bool is_leaf;
+    bool runs_always; /* backward is called even if no gradient came (identity nodes) */
+    bool received; /* leaf: a gradient came in this backward */
+    bool released; /* saved tensors are gone: a second backward is an error */
+    fsdp__node *next_dead; /* while being freed */
     /* engine */
     int deps;
     uint64_t mark;
@@ -109,9 +116,10 @@ void fsdp__node_release(fsdp__node *n);
 fsdp_status fsdp__node_input(fsdp__node *n, int k, fsdp_tensor *t);
 /* Output k of n is t. */
 fsdp_status fsdp__node_output(fsdp__node *n, int k, fsdp_tensor *t);
-/* Saves t (NULL: nothing) under the next number; returns the number or -1. */
-int fsdp__node_save(fsdp__node *n, fsdp_tensor *t);
-/* The saved tensor, checked against later writes; belongs to the node's scope. */
+/* Saves t (NULL: nothing) under number k, by way of the saved-tensor hooks in force. */
+fsdp_status fsdp__node_save(fsdp__node *n, int k, fsdp_tensor *t);
+/* The saved tensor, checked against later writes; belongs to the innermost scope. NULL with no
+ * error kept when nothing was saved under k. */
 fsdp_tensor *fsdp__node_saved(fsdp__node *n, int k);
 void fsdp__node_drop_saved(fsdp__node *n);
 
@@ -128,7 +136,7 @@ fsdp_tensor *fsdp__apply(fsdp__opcall *c);
 
 /* Called for an op with a distributed input (dtensor sets it). */
 typedef fsdp_tensor *(*fsdp__dist_dispatch)(fsdp__opcall *c);
-void fsdp__set_dist_dispatch(fsdp__dist_dispatch fn);
+fsdp_status fsdp__set_dist_dispatch(fsdp__dist_dispatch fn);
 
 #define FSDP__OP(name) fsdp_status fsdp__back_##name(fsdp__node *n, fsdp_tensor **gout);
 #include "tensor/ops.def"
@@ -141,7 +149,8 @@ typedef struct fsdp__grad_state {
     uint64_t seq;
     uint64_t mark;
     bool running;
-    fsdp_saved_hooks *saved_hooks[16];
+    fsdp__dist_dispatch dist_dispatch;
+    fsdp_saved_hooks saved_hooks[16];
     int n_saved_hooks;
     struct fsdp__callback {
         fsdp_status (*fn)(void *arg);

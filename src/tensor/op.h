@@ -29,6 +29,7 @@ typedef struct fsdp__opcall {
     fsdp_tensor *out[FSDP__OP_MAX_OUT];
     int64_t i[12];
     double f[4];
+    unsigned optional; /* bit k: input k may be NULL */
     bool is_view; /* out[0] shares the storage of in[0]; run is not called */
     bool grad;    /* a graph is being built: statistics are wanted */
 } fsdp__opcall;

@@ -1,0 +1,111 @@
+/*
+ * tensor_grad.c - what autograd adds to a tensor: requires_grad, the
+ * gradient, hooks; and the mode without gradients.
+ */
+#include <stdlib.h>
+
+#include "autograd/node.h"
+#include "base/context.h"
+#include "base/error.h"
+#include "base/memory.h"
+
+fsdp_status fsdp_requires_grad_(fsdp_tensor *t, int on)
+{
+    if (!t) return fsdp_error() ? fsdp_error() : FSDP_INVALID_ARGUMENT;
+    if (on && !fsdp_dtype_is_floating(t->dtype))
+        return fsdp__fail(FSDP_INVALID_DTYPE, "a tensor of dtype %s cannot require a gradient; "
+                                              "only floating dtypes can",
+                          fsdp_dtype_name(t->dtype));
+    if (!on && !t->ag) return FSDP_OK;
+    fsdp__autograd *ag = fsdp__autograd_of(t);
+    if (!ag) return fsdp_error();
+    if (!ag->is_leaf)
+        return fsdp__fail(FSDP_INVALID_STATE, "requires_grad of the output of %s cannot be set; "
+                                              "use fsdp_detach",
+                          ag->node->name);
+    ag->requires_grad = on != 0;
+    return FSDP_OK;
+}
+
+int fsdp_requires_grad(const fsdp_tensor *t)
+{
+    return t && t->ag && t->ag->requires_grad;
+}
+
+int fsdp_is_leaf(const fsdp_tensor *t)
+{
+    return t && (!t->ag || t->ag->is_leaf);
+}
+
+fsdp_tensor *fsdp_grad(const fsdp_tensor *t)
+{
+    return t && t->ag ? t->ag->grad : NULL;
+}
+
+fsdp_status fsdp_set_grad(fsdp_tensor *t, fsdp_tensor *g)
+{
+    if (!t) return fsdp_error() ? fsdp_error() : FSDP_INVALID_ARGUMENT;
+    if (!g && !t->ag) return FSDP_OK;
+    if (g && !fsdp__same_sizes(t, g))
+        return fsdp__fail(FSDP_INVALID_SHAPE, "fsdp_set_grad: sizes of gradient and tensor differ");
+    fsdp__autograd *ag = fsdp__autograd_of(t);
+    if (!ag) return fsdp_error();
+    if (!ag->is_leaf)
+        return fsdp__fail(FSDP_INVALID_STATE, "fsdp_set_grad: only leaves keep a gradient");
+    fsdp_retain(g);
+    fsdp_release(ag->grad);
+    ag->grad = g;
+    return FSDP_OK;
+}
+
+void fsdp_no_grad_begin(void)
+{
+    fsdp__grad_state *g = fsdp__grad_state_get();
+    if (g) g->no_grad++;
+}
+
+void fsdp_no_grad_end(void)
+{
+    fsdp__grad_state *g = fsdp__grad_state_get();
+    if (g && g->no_grad > 0) g->no_grad--;
+}
+
+int fsdp_grad_enabled(void)
+{
+    fsdp__grad_state *g = fsdp__grad_state_get();
+    return g && g->no_grad == 0;
+}
+
+fsdp_status fsdp_register_hook(fsdp_tensor *t, fsdp_grad_hook fn, void *arg)
+{
+    if (!t || !fn) return fsdp_error() ? fsdp_error() : FSDP_INVALID_ARGUMENT;
+    if (!fsdp_requires_grad(t))
+        return fsdp__fail(FSDP_INVALID_STATE,
+                          "fsdp_register_hook: the tensor requires no gradient");
+    fsdp__node *n = t->ag->node;
+    if (!n) { /* a leaf that no op has used: its node is made by the first use */
+        fsdp__node *probe = fsdp__node_create("probe", NULL);
+        if (!probe) return fsdp_error();
+        fsdp_status s = fsdp__node_input(probe, 0, t);
+        fsdp__node_release(probe);
+        FSDP_TRY(s);
+        n = t->ag->node;
+    }
+    FSDP_TRY(FSDP__GROW(n->hooks, n->cap_hooks, n->n_hooks + 1, "gradient hooks"));
+    n->hooks[n->n_hooks++] = (fsdp__hook){t->ag->index, fn, arg};
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_register_post_accumulate_hook(fsdp_tensor *t, fsdp_accumulate_hook fn, void *arg)
+{
+    if (!t || !fn) return fsdp_error() ? fsdp_error() : FSDP_INVALID_ARGUMENT;
+    fsdp__autograd *ag = fsdp__autograd_of(t);
+    if (!ag) return fsdp_error();
+    if (!ag->is_leaf)
+        return fsdp__fail(FSDP_INVALID_STATE,
+                          "fsdp_register_post_accumulate_hook: only leaves accumulate");
+    FSDP_TRY(FSDP__GROW(ag->post, ag->cap_post, ag->n_post + 1, "accumulate hooks"));
+    ag->post[ag->n_post].fn = fn;
+    ag->post[ag->n_post++].arg = arg;
+    return FSDP_OK;
+}

@@ -1,0 +1,66 @@
+/*
+ * random.c - the keys that dropout draws by.
+ *
+ * A row's key is a function of (seed, step, global sample, module path and
+ * call, element within the sample), so masks are the same on any number of
+ * ranks. Dim 0 of the tensor is a multiple of the samples of the microbatch:
+ * row r belongs to sample r * samples / rows.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/context.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "base/rng.h"
+#include "fsdp/ops.h"
+#include "tensor/state.h"
+
+fsdp__random *fsdp__random_get(void)
+{
+    fsdp__tensor_state *s = fsdp__tensor_state_get();
+    return s ? &s->random : NULL;
+}
+
+fsdp_status fsdp_random_set(uint64_t seed, uint64_t step, const uint64_t *sample_ids, int64_t n)
+{
+    fsdp__random *r = fsdp__random_get();
+    if (!r) return fsdp_error();
+    uint64_t *ids = NULL;
+    if (n > 0) {
+        ids = fsdp__calloc((size_t)n, sizeof *ids, "sample ids");
+        if (!ids) return fsdp_error();
+        memcpy(ids, sample_ids, (size_t)n * sizeof *ids);
+    }
+    free(r->ids);
+    r->ids = ids;
+    r->n_ids = n > 0 ? n : 0;
+    r->seed = seed;
+    r->step = step;
+    return FSDP_OK;
+}
+
+fsdp_tensor *fsdp__random_keys(int64_t rows, const char *what)
+{
+    fsdp__random *r = fsdp__random_get();
+    if (!r) return NULL;
+    int64_t samples = r->n_ids ? r->n_ids : rows;
+    if (samples && rows % samples != 0) {
+        fsdp__fail(FSDP_INVALID_SHAPE,
+                   "%s: dim 0 has %lld rows for %lld samples; expected a multiple of the samples "
+                   "given to fsdp_random_set",
+                   what, (long long)rows, (long long)samples);
+        return NULL;
+    }
+    fsdp_tensor *t = fsdp__tensor_create(FSDP_U64, 1, &rows, FSDP_CPU);
+    if (!t) return NULL;
+    uint64_t *key = fsdp_data(t);
+    uint64_t base = fsdp__rng_mix(fsdp__rng_key(r->seed), r->step);
+    base = fsdp__rng_mix(fsdp__rng_mix(base, r->path), r->calls++);
+    int64_t per = samples ? rows / samples : 1;
+    for (int64_t i = 0; i < rows; i++) {
+        uint64_t id = r->n_ids ? r->ids[i / per] : (uint64_t)(fsdp_rank() * rows + i);
+        key[i] = fsdp__rng_mix(fsdp__rng_mix(base, id), (uint64_t)(i % per));
+    }
+    return t;
+}

@@ -61,6 +61,8 @@ typedef struct fsdp__options {
     const fsdp__unavailable *unavailable; /* ends with name == NULL; may be NULL */
 } fsdp__options;
 
+/* Sets every field; what the structs held before is not freed. Returns with all fields valid for
+ * fsdp__options_free even when a default is refused. */
 fsdp_status fsdp__options_defaults(const fsdp__options *o);
 void fsdp__options_free(const fsdp__options *o);
 /* Sets "section.name" from text. place is "file.yaml:12:5" or "--training.steps". An unknown name

@@ -1,14 +1,24 @@
 # Tests: one executable a C file, registered with CTest under its folder's label.
 #
-# test_<room>_<subject>.c links that room and what it may use, any other name links all rooms. A
+# unit/test_<room>_<subject>.c links that room and what it may use, the others link all rooms. A
 # comment line "ctest: ..." in the file may hold: slow (left out by test.sh --quick), long (run by
 # --long only), serial (nothing runs beside it), timeout=SECONDS.
+#
+# In a sanitizer build the tests have its name in front; the thread sanitizer's has those tests only
+# that run ranks as threads: dist, and the units of comm and fsdp.
 
 set(fsdp_test_env "")
+set(fsdp_test_prefix "")
+set(fsdp_test_folders unit dist golden claims conformance fault)
+set(fsdp_test_threads_only FALSE)
 if(FSDP_SANITIZE MATCHES "address")
+  set(fsdp_test_prefix "asan.")
   list(APPEND fsdp_test_env "ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1"
     "UBSAN_OPTIONS=print_stacktrace=1")
 elseif(FSDP_SANITIZE MATCHES "thread")
+  set(fsdp_test_prefix "tsan.")
+  set(fsdp_test_folders unit dist)
+  set(fsdp_test_threads_only TRUE)
   # OpenMP's own pool is not instrumented: keep oneDNN from starting one.
   list(APPEND fsdp_test_env "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1"
     "OMP_NUM_THREADS=1")
@@ -46,12 +56,15 @@ function(fsdp_c_test source folder)
   set(room "")
   if(name MATCHES "^test_([a-z]+)")
     set(room ${CMAKE_MATCH_1})
-    if(TARGET fsdp_${room})
+    if(TARGET fsdp_${room} AND folder STREQUAL "unit")
       set(links fsdp_${room})
     elseif(folder STREQUAL "unit")
       message(STATUS "test ${name} is left out: no room ${room}")
       return()
     endif()
+  endif()
+  if(fsdp_test_threads_only AND folder STREQUAL "unit" AND NOT room MATCHES "^(comm|fsdp)$")
+    return()
   endif()
   if(TARGET ${name})
     set(name ${folder}_${name})
@@ -63,13 +76,13 @@ function(fsdp_c_test source folder)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_compile_definitions(${name} PRIVATE
     FSDP_TEST_DATA="${PROJECT_SOURCE_DIR}/tests/data" FSDP_PROGRAM="${PROJECT_BINARY_DIR}/fsdp")
-  add_test(NAME ${name} COMMAND ${CMAKE_COMMAND} -E env --unset=OMP_NUM_THREADS --unset=FSDP_ISA
+  add_test(NAME ${fsdp_test_prefix}${name} COMMAND ${CMAKE_COMMAND} -E env --unset=OMP_NUM_THREADS --unset=FSDP_ISA
     ${fsdp_test_env} $<TARGET_FILE:${name}>)
-  fsdp_test_properties(${name} ${source} ${folder} ${room})
+  fsdp_test_properties(${fsdp_test_prefix}${name} ${source} ${folder} ${room})
 endfunction()
 
 if(TARGET fsdp_part_cmocka)
-  foreach(folder unit dist golden claims conformance fault)
+  foreach(folder IN LISTS fsdp_test_folders)
     file(GLOB sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/${folder}/*.c)
     foreach(source IN LISTS sources)
       fsdp_c_test(${source} ${folder})
@@ -80,43 +93,47 @@ else()
 endif()
 
 # Tests of the program, in bash, with FSDP naming it.
-if(TARGET fsdp)
+if(TARGET fsdp AND NOT fsdp_test_threads_only)
   file(GLOB scripts CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/cli/*.sh)
   foreach(script IN LISTS scripts)
     get_filename_component(name ${script} NAME_WE)
-    add_test(NAME cli_${name} COMMAND ${CMAKE_COMMAND} -E env --unset=OMP_NUM_THREADS
+    add_test(NAME ${fsdp_test_prefix}cli_${name} COMMAND ${CMAKE_COMMAND} -E env --unset=OMP_NUM_THREADS
       --unset=FSDP_ISA ${fsdp_test_env} FSDP=${PROJECT_BINARY_DIR}/fsdp
       FSDP_BUILD=${PROJECT_BINARY_DIR} FSDP_SOURCE=${PROJECT_SOURCE_DIR}
       FSDP_TEST_DATA=${PROJECT_SOURCE_DIR}/tests/data bash ${script})
-    fsdp_test_properties(cli_${name} ${script} cli)
+    fsdp_test_properties(${fsdp_test_prefix}cli_${name} ${script} cli)
   endforeach()
 endif()
 
 foreach(source IN LISTS fsdp_examples)
+  if(fsdp_test_threads_only)
+    continue()
+  endif()
   get_filename_component(name ${source} NAME_WE)
-  add_test(NAME ex_${name} COMMAND ${CMAKE_COMMAND} -E env --unset=OMP_NUM_THREADS
+  add_test(NAME ${fsdp_test_prefix}ex_${name} COMMAND ${CMAKE_COMMAND} -E env --unset=OMP_NUM_THREADS
     ${fsdp_test_env} $<TARGET_FILE:ex_${name}>)
-  fsdp_test_properties(ex_${name} ${source} examples)
+  fsdp_test_properties(${fsdp_test_prefix}ex_${name} ${source} examples)
 endforeach()
 
-# Each public header must stand alone, as C17 and as C++17.
-file(GLOB headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/include/fsdp/*.h)
-set(twins "")
-foreach(header IN LISTS headers)
-  get_filename_component(name ${header} NAME_WE)
-  foreach(suffix c cc)
-    set(twin ${PROJECT_BINARY_DIR}/headers/${name}.${suffix})
-    file(GENERATE OUTPUT ${twin}
-      CONTENT "#include \"fsdp/${name}.h\"\n#include \"fsdp/${name}.h\"\n")
-    list(APPEND twins ${twin})
+# What needs no sanitizer: each public header alone, as C17 and as C++17, and the source's checks.
+if(NOT FSDP_SANITIZE)
+  file(GLOB headers CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/include/fsdp/*.h)
+  set(twins "")
+  foreach(header IN LISTS headers)
+    get_filename_component(name ${header} NAME_WE)
+    foreach(suffix c cc)
+      set(twin ${PROJECT_BINARY_DIR}/headers/${name}.${suffix})
+      file(GENERATE OUTPUT ${twin}
+        CONTENT "#include \"fsdp/${name}.h\"\n#include \"fsdp/${name}.h\"\n")
+      list(APPEND twins ${twin})
+    endforeach()
   endforeach()
-endforeach()
-add_library(header_check OBJECT ${twins})
-target_link_libraries(header_check PRIVATE libfsdp fsdp_flags)
+  add_library(header_check OBJECT ${twins})
+  target_link_libraries(header_check PRIVATE libfsdp fsdp_flags)
 
-# Checks of the source itself.
-foreach(check layers sizes)
-  add_test(NAME check_${check} COMMAND sh ${PROJECT_SOURCE_DIR}/tools/check_${check}
-    ${PROJECT_SOURCE_DIR})
-  set_tests_properties(check_${check} PROPERTIES LABELS source TIMEOUT 60)
-endforeach()
+  foreach(check layers sizes format)
+    add_test(NAME check_${check} COMMAND sh ${PROJECT_SOURCE_DIR}/tools/check_${check}
+      ${PROJECT_SOURCE_DIR})
+    set_tests_properties(check_${check} PROPERTIES LABELS source TIMEOUT 60)
+  endforeach()
+endif()

@@ -17,6 +17,7 @@ typedef enum fsdp__scratch_use {
     FSDP__SCRATCH_GEMM,
     FSDP__SCRATCH_ATTENTION,
     FSDP__SCRATCH_LOSS,
+    FSDP__SCRATCH_ROWS,
     FSDP__SCRATCH_COUNT
 } fsdp__scratch_use;
 

@@ -63,7 +63,8 @@ const char fsdp__cli_ranks_help[] =
     "  --threads T     threads of each rank (default: OMP_NUM_THREADS, else the cores\n"
     "                  that the process may use, divided by N, at least 1)\n"
     "  --log-dir DIR   each rank's output to DIR/rank-R.log, not to the screen\n"
-    "  --grace S       seconds that ranks get to end after Ctrl-C or SIGTERM (default 5)\n";
+    "  --grace S       seconds that ranks get to end after Ctrl-C or SIGTERM (default\n"
+    "                  5)\n";
 
 /* A whole number in [min, max]. */
 static bool parse_int(const char *text, int min, int max, int *out)

@@ -21,9 +21,9 @@ static const char help_head[] =
 static const char help_tail[] =
     "  -h, --help      this text\n"
     "\n"
-    "exit code: 0; that of the rank that failed first (128 + signal if it was killed);\n"
-    "130 after Ctrl-C, 143 after SIGTERM; 2 for a wrong command line; 127 when PROGRAM\n"
-    "is not there.\n"
+    "exit code: 0; that of the rank that failed first (128 + signal if it was\n"
+    "killed); 130 after Ctrl-C, 143 after SIGTERM; 2 for a wrong command line; 127\n"
+    "when PROGRAM is not there.\n"
     "\n"
     "example: fsdp run -n 4 ./my_program --steps 100\n";
 

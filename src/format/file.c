@@ -418,12 +418,11 @@ fsdp_status fsdp__dir_available(const char *path, int64_t *bytes)
 char *fsdp__path_join(const char *dir, const char *name)
 {
     fsdp__str s = {0};
-    if (name[0] != '/' && dir[0]) {
-        fsdp__str_add(&s, dir);
-        if (!fsdp__ends_with(dir, "/")) fsdp__str_add(&s, "/");
-    }
+    if (!dir[0] || name[0] == '/') return fsdp__strdup(name);
+    fsdp__str_add(&s, dir);
+    if (!fsdp__ends_with(dir, "/")) fsdp__str_add(&s, "/");
     fsdp__str_add(&s, name);
-    return s.len || s.failed ? fsdp__str_take(&s) : fsdp__strdup("");
+    return fsdp__str_take(&s);
 }
 
 char *fsdp__path_dir(const char *path)

@@ -55,9 +55,6 @@ fsdp_status fsdp__st_header_check(fsdp__st_header *h, size_t n, int64_t file_siz
                                   const char *path);
 void fsdp__st_header_free(fsdp__st_header *h);
 
-/* The first byte of p[0..n) that does not belong to valid UTF-8 (RFC 3629), or n. */
-size_t fsdp__utf8_check(const char *p, size_t n);
-
 /* A name as it stands in messages: control characters escaped, long ones cut. */
 typedef struct fsdp__shown {
     char text[160];

@@ -20,6 +20,7 @@
 #include "format/file.h"
 #include "format/json.h"
 #include "format/safetensors_internal.h"
+#include "format/utf8.h"
 
 typedef struct item {
     char *name;

@@ -15,6 +15,7 @@
 #include "base/memory.h"
 #include "base/str.h"
 #include "format/file.h"
+#include "format/utf8.h"
 
 typedef struct walk {
     const char *name; /* of the file, for messages */
@@ -40,8 +41,15 @@ static mark mark_of(struct fy_node *n)
     void *it = NULL;
     if (!n) return (mark){0, 0};
     switch (fy_node_get_type(n)) {
-    case FYNT_SCALAR:
-        return mark_of_token(fy_node_get_scalar_token(n));
+    case FYNT_SCALAR: {
+        struct fy_token *t = fy_node_get_scalar_token(n);
+        mark m = mark_of_token(t);
+        enum fy_scalar_style style = t ? fy_token_scalar_style(t) : FYSS_PLAIN;
+        /* The token begins behind its quote or star; a person looks for that. */
+        bool quoted = style == FYSS_SINGLE_QUOTED || style == FYSS_DOUBLE_QUOTED;
+        if ((quoted || fy_node_is_alias(n)) && m.column > 1) m.column--;
+        return m;
+    }
     case FYNT_SEQUENCE:
         return mark_of(fy_node_sequence_iterate(n, &it));
     case FYNT_MAPPING: {
@@ -250,6 +258,21 @@ static void swallow(struct fy_diag *diag, void *user, const char *buf, size_t le
     (void)diag, (void)user, (void)buf, (void)len;
 }
 
+/* libfyaml takes some bytes that are no text. */
+static fsdp_status check_utf8(const walk *w, const char *text, size_t n)
+{
+    size_t good = fsdp__utf8_check(text, n);
+    int line = 1, column = 1;
+    if (good == n) return FSDP_OK;
+    for (size_t i = 0; i < good; i++) {
+        column = text[i] == '\n' ? 1 : column + 1;
+        line += text[i] == '\n';
+    }
+    return fsdp__fail(FSDP_INVALID_CONFIG,
+                      "%s:%d:%d: found invalid YAML: the byte 0x%02x, expected UTF-8 text", w->name,
+                      line, column, (unsigned)(unsigned char)text[good]);
+}
+
 fsdp_status fsdp__yaml_parse(const char *text, size_t n, const char *name, fsdp__yaml_fn fn,
                              void *arg)
 {
@@ -257,6 +280,7 @@ fsdp_status fsdp__yaml_parse(const char *text, size_t n, const char *name, fsdp_
     struct fy_parser *parser = NULL;
     struct fy_document *doc = NULL, *more = NULL;
     fsdp_status s;
+    FSDP_TRY(check_utf8(&w, text, n));
     struct fy_diag_cfg dc;
     fy_diag_cfg_default(&dc);
     dc.fp = NULL;

@@ -19,11 +19,15 @@
 int fsdp__cli_exit_code(fsdp_status s)
 {
     switch (s) {
-    case FSDP_OK: return 0;
+    case FSDP_OK:
+        return 0;
     case FSDP_PEER_FAILED:
-    case FSDP_PEER_DIED: return FSDP__EXIT_PEER;
-    case FSDP_INTERRUPTED: return 130;
-    default: return 1;
+    case FSDP_PEER_DIED:
+        return FSDP__EXIT_PEER;
+    case FSDP_INTERRUPTED:
+        return 130;
+    default:
+        return 1;
     }
 }
 
@@ -99,8 +103,10 @@ static int which(const char *word, char **value)
         const char *rest = word + n;
         *value = NULL;
         if (*rest == 0) return k;
-        if (*rest == '=') rest++;
-        else if (k != OPT_N || *rest < '0' || *rest > '9') continue;
+        if (*rest == '=')
+            rest++;
+        else if (k != OPT_N || *rest < '0' || *rest > '9')
+            continue;
         *value = (char *)(size_t)rest;
         return k;
     }
@@ -153,7 +159,8 @@ int fsdp__cli_take_ranks(int *argc, char **argv, bool stop, fsdp__cli_ranks *out
         int code = set_option(argv[0], k, value, out);
         if (code) return code;
     }
-    while (i < n) argv[kept++] = argv[i++];
+    while (i < n)
+        argv[kept++] = argv[i++];
     argv[kept] = NULL;
     *argc = kept;
     return 0;
@@ -179,7 +186,17 @@ bool fsdp__cli_relaunch(int argc, char **argv, const fsdp__cli_ranks *r, int *ex
 {
     char buffer[PATH_MAX];
     char program[] = "fsdp";
-    if (r->n <= 1 || getenv("RANK")) return false;
+    if (getenv("RANK")) {
+        /* Already a rank, of a job of which -n must not say anything else. */
+        const char *world = getenv("WORLD_SIZE");
+        if (r->n == 0 || (world && atoi(world) == r->n)) return false;
+        *exit_code = fsdp__cli_usage(argv[0],
+                                     "-n %d, but RANK=%s and WORLD_SIZE=%s are set: this is a rank "
+                                     "of a job already; leave out -n, or unset RANK to start one",
+                                     r->n, getenv("RANK"), world ? world : "");
+        return true;
+    }
+    if (r->n <= 1) return false;
     char **words = calloc((size_t)argc + 2, sizeof *words);
     if (!words) {
         fprintf(stderr, "fsdp %s: out of memory\n", argv[0]);
@@ -187,7 +204,8 @@ bool fsdp__cli_relaunch(int argc, char **argv, const fsdp__cli_ranks *r, int *ex
         return true;
     }
     words[0] = program;
-    for (int i = 0; i < argc; i++) words[1 + i] = argv[i];
+    for (int i = 0; i < argc; i++)
+        words[1 + i] = argv[i];
 
     fsdp__launch_options o = fsdp__launch_defaults();
     o.ranks = r->n;

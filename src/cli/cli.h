@@ -29,7 +29,8 @@ int fsdp__cli_take_ranks(int *argc, char **argv, bool stop, fsdp__cli_ranks *out
 
 /* True: this process is not a rank yet and r->n > 1 ranks of this program with these arguments
  * (from which fsdp__cli_take_ranks has removed its own) were started, and have ended with
- * *exit_code. False: go on here, as the only rank or as one of those that a launcher started.
+ * *exit_code; or -n contradicts WORLD_SIZE of the job that this is a rank of: printed, 2. False: go
+ * on here, as the only rank or as one of those that a launcher started.
  * Rank 0's output carries no prefix and goes straight to a terminal. Call it before anything that
  * may start a thread. */
 bool fsdp__cli_relaunch(int argc, char **argv, const fsdp__cli_ranks *r, int *exit_code);

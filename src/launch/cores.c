@@ -161,8 +161,8 @@ int64_t fsdp__oom_kills(const char *root)
     group_path g;
     int64_t n = -1;
     if (find_group(root, NULL, &g)) n = read_count(g.dir, "memory.events", "oom_kill");
-    if (n < 0 && find_group(root, "memory", &g)) n = read_count(g.dir, "memory.oom_control",
-                                                                "oom_kill");
+    if (n < 0 && find_group(root, "memory", &g))
+        n = read_count(g.dir, "memory.oom_control", "oom_kill");
     if (n < 0) {
         char proc[PATH_MAX];
         snprintf(proc, sizeof proc, "%s/proc", root);

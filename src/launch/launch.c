@@ -109,8 +109,9 @@ static fsdp_status make_folder(const char *dir)
         path[i] = kept;
     }
     if (stat(dir, &st) != 0 || !S_ISDIR(st.st_mode))
-        return fsdp__fail(FSDP_IO_ERROR, "launch: %s is there and is not a folder; choose another "
-                                         "for the logs",
+        return fsdp__fail(FSDP_IO_ERROR,
+                          "launch: %s is there and is not a folder; choose another "
+                          "for the logs",
                           dir);
     return FSDP_OK;
 }
@@ -177,7 +178,8 @@ static bool is_own(const environment *e, const char *entry)
 
 static void environment_free(environment *e)
 {
-    for (int i = 0; i < e->count; i++) free(e->own[i]);
+    for (int i = 0; i < e->count; i++)
+        free(e->own[i]);
     free(e->all);
     *e = (environment){0};
 }
@@ -210,11 +212,13 @@ static fsdp_status environment_make(environment *e, const fsdp__job *job, int r,
         expected++;
     }
     size_t inherited = 0;
-    while (environ && environ[inherited]) inherited++;
+    while (environ && environ[inherited])
+        inherited++;
     e->all = calloc(inherited + MOST_OWN + 1, sizeof *e->all);
     if (!e->all || e->count != expected) return fsdp__fail_memory("launch: environment", 0);
     size_t k = 0;
-    for (int i = 0; i < e->count; i++) e->all[k++] = e->own[i];
+    for (int i = 0; i < e->count; i++)
+        e->all[k++] = e->own[i];
     for (size_t i = 0; i < inherited; i++)
         if (!is_own(e, environ[i])) e->all[k++] = environ[i];
     return FSDP_OK;
@@ -248,7 +252,8 @@ static fsdp_status take_signals(fsdp__job *job, old_signals *old)
     struct sigaction ignore = {.sa_handler = SIG_IGN}, plain = {.sa_handler = SIG_DFL}, hup;
     sigemptyset(&set);
     const int wanted[] = {SIGINT, SIGTERM, SIGCHLD, SIGTSTP};
-    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) sigaddset(&set, wanted[i]);
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++)
+        sigaddset(&set, wanted[i]);
     /* Under nohup the job is to live on. */
     if (sigaction(SIGHUP, NULL, &hup) == 0 && hup.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP);
     sigset_t blocked = set;
@@ -266,7 +271,8 @@ static void give_signals_back(fsdp__job *job, const old_signals *old)
 {
     struct signalfd_siginfo info;
     /* A second Ctrl-C that still waits has had its effect. */
-    while (job->signals >= 0 && read(job->signals, &info, sizeof info) > 0) continue;
+    while (job->signals >= 0 && read(job->signals, &info, sizeof info) > 0)
+        continue;
     sigaction(SIGPIPE, &old->pipe, NULL);
     sigaction(SIGCHLD, &old->child, NULL);
     sigprocmask(SIG_SETMASK, &job->old_mask, NULL);
@@ -352,8 +358,13 @@ fsdp_status fsdp__launch(const fsdp__launch_options *options, int *exit_code)
     fsdp__job job = {.o = options,
                      .out = {.fd = options->out_fd},
                      .err = {.fd = options->err_fd},
-                     .deaths = -1, .signals = -1, .keeper = -1, .shm = -1, .tty = -1,
-                     .foreground = -1, .peer_first = -1};
+                     .deaths = -1,
+                     .signals = -1,
+                     .keeper = -1,
+                     .shm = -1,
+                     .tty = -1,
+                     .foreground = -1,
+                     .peer_first = -1};
     char *path = NULL;
     old_signals old;
     FSDP_TRY(check(options));

@@ -91,7 +91,8 @@ void fsdp__sink_free(fsdp__sink *s)
 static void tail_add(fsdp__tail *t, const char *line, size_t n)
 {
     /* Of a bar that redraws itself only what is seen last counts. */
-    while (n > 0 && line[n - 1] == '\r') n--;
+    while (n > 0 && line[n - 1] == '\r')
+        n--;
     const char *cr = memrchr(line, '\r', n);
     if (cr) {
         n -= (size_t)(cr + 1 - line);
@@ -197,7 +198,8 @@ void fsdp__stream_finish(fsdp__stream *s)
 {
     /* Bounded by what a pipe holds: a process that escaped the group may hold the other end and
      * write for ever. */
-    for (int i = 0; i < 128 && s->fd >= 0 && read_some(s); i++) continue;
+    for (int i = 0; i < 128 && s->fd >= 0 && read_some(s); i++)
+        continue;
     if (s->fd >= 0) close_stream(s);
     if (s->sink) fsdp__sink_write(s->sink);
 }

@@ -50,7 +50,8 @@ static _Noreturn void keep(int pipe_fd)
         for (int i = 0; message < 0 && i < count; i++)
             if (groups[i] == -message) groups[i--] = groups[--count];
     }
-    for (int i = 0; i < count; i++) kill(-groups[i], SIGKILL);
+    for (int i = 0; i < count; i++)
+        kill(-groups[i], SIGKILL);
     _exit(0);
 }
 
@@ -91,7 +92,8 @@ void fsdp__keeper_end(fsdp__job *job)
     if (job->keeper < 0) return;
     close(job->keeper);
     job->keeper = -1;
-    while (waitpid(job->keeper_pid, NULL, 0) < 0 && errno == EINTR) continue;
+    while (waitpid(job->keeper_pid, NULL, 0) < 0 && errno == EINTR)
+        continue;
 }
 
 /* ---- a rank -------------------------------------------------------------- */
@@ -112,7 +114,8 @@ static _Noreturn void become(const fsdp__job *job, const child_files *f, pid_t l
     /* A shell that started the launcher in the background had it ignore SIGINT; a rank must hear
      * what is forwarded. SIGHUP stays as it is, for nohup. */
     const int reset[] = {SIGINT, SIGTERM, SIGPIPE, SIGTSTP, SIGTTIN, SIGTTOU};
-    for (size_t i = 0; i < sizeof reset / sizeof *reset; i++) signal(reset[i], SIG_DFL);
+    for (size_t i = 0; i < sizeof reset / sizeof *reset; i++)
+        signal(reset[i], SIG_DFL);
     if (dup2(f->in, 0) < 0 || dup2(f->out, 1) < 0 || dup2(f->err, 2) < 0) goto failed;
     if (fcntl(job->shm, F_SETFD, 0) < 0) goto failed;
     sigprocmask(SIG_SETMASK, &job->old_mask, NULL);
@@ -129,12 +132,14 @@ failed:;
 static char **shell_arguments(const char *path, char *const *argv)
 {
     size_t n = 0;
-    while (argv[n]) n++;
+    while (argv[n])
+        n++;
     char **out = calloc(n + 3, sizeof *out);
     if (!out) return NULL;
     out[0] = (char *)(uintptr_t) "/bin/sh";
     out[1] = (char *)(uintptr_t)path;
-    for (size_t i = 1; i < n; i++) out[1 + i] = argv[i];
+    for (size_t i = 1; i < n; i++)
+        out[1 + i] = argv[i];
     return out;
 }
 
@@ -190,7 +195,8 @@ static int exec_error(int report)
 static void discard(pid_t pid)
 {
     kill(pid, SIGKILL);
-    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) continue;
+    while (waitpid(pid, NULL, 0) < 0 && errno == EINTR)
+        continue;
 }
 
 /* Begins to watch the process that became rank r. */

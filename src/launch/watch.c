@@ -98,8 +98,9 @@ static void on_deadline(fsdp__job *job)
     if (job->phase == FSDP__PHASE_SETTLE) {
         fail(job, job->peer_first);
     } else if (job->phase == FSDP__PHASE_STOP) {
-        fsdp__sink_addf(&job->err, "fsdp: killing %d rank%s that did not end within %g s:",
-                        job->running, job->running == 1 ? "" : "s", job->stop_seconds);
+        fsdp__sink_addf(&job->err,
+                        "fsdp: killing %d rank%s that did not end within %g s:", job->running,
+                        job->running == 1 ? "" : "s", job->stop_seconds);
         for (int r = 0; r < job->o->ranks; r++)
             if (job->ranks[r].pid > 0) fsdp__sink_addf(&job->err, " %d", r);
         fsdp__sink_addf(&job->err, "\n");
@@ -122,12 +123,14 @@ static void reap(fsdp__job *job, int r)
     fsdp__process *p = &job->ranks[r];
     siginfo_t info;
     memset(&info, 0, sizeof info);
-    while (waitid(P_PID, (id_t)p->pid, &info, WEXITED | WNOWAIT) < 0 && errno == EINTR) continue;
+    while (waitid(P_PID, (id_t)p->pid, &info, WEXITED | WNOWAIT) < 0 && errno == EINTR)
+        continue;
     p->by_signal = info.si_code != CLD_EXITED;
     p->code = info.si_status;
     kill(-p->pid, SIGKILL);
     fsdp__keeper_tell(job, p->pid, false);
-    while (waitpid(p->pid, NULL, 0) < 0 && errno == EINTR) continue;
+    while (waitpid(p->pid, NULL, 0) < 0 && errno == EINTR)
+        continue;
     close(p->pidfd); /* leaves the epoll by that */
     p->pidfd = -1;
     p->pid = 0;
@@ -172,7 +175,8 @@ static void take_ends(fsdp__job *job)
 {
     struct epoll_event e;
     /* One at a time: the order is what counts. */
-    while (job->running > 0 && epoll_wait(job->deaths, &e, 1, 0) == 1) on_end(job, (int)e.data.u32);
+    while (job->running > 0 && epoll_wait(job->deaths, &e, 1, 0) == 1)
+        on_end(job, (int)e.data.u32);
     if (job->running == 0 && job->phase == FSDP__PHASE_SETTLE) fail(job, job->peer_first);
 }
 
@@ -222,7 +226,8 @@ static void take_stops(fsdp__job *job)
     } else if (info.si_status == SIGTTIN || info.si_status == SIGTTOU) {
         /* In the background the whole job waits for the terminal, as any program would. */
         pid_t has;
-        while ((has = tcgetpgrp(job->tty)) >= 0 && has != getpgrp()) kill(getpid(), SIGSTOP);
+        while ((has = tcgetpgrp(job->tty)) >= 0 && has != getpgrp())
+            kill(getpid(), SIGSTOP);
         if (tcsetpgrp(job->tty, p->pid) == 0) job->foreground = 0;
         kill(-p->pid, SIGCONT);
     }
@@ -233,12 +238,19 @@ static void take_signals(fsdp__job *job)
     struct signalfd_siginfo info;
     while (read(job->signals, &info, sizeof info) == (ssize_t)sizeof info) {
         switch (info.ssi_signo) {
-        case SIGCHLD: take_stops(job); break;
-        case SIGTSTP: pause_job(job); break;
+        case SIGCHLD:
+            take_stops(job);
+            break;
+        case SIGTSTP:
+            pause_job(job);
+            break;
         case SIGINT:
         case SIGTERM:
-        case SIGHUP: on_stop_signal(job, (int)info.ssi_signo); break;
-        default: break;
+        case SIGHUP:
+            on_stop_signal(job, (int)info.ssi_signo);
+            break;
+        default:
+            break;
         }
     }
 }

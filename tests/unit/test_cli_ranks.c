@@ -22,7 +22,8 @@
 static int split(char *line, char **argv)
 {
     int n = 0;
-    for (char *p = strtok(line, " "); p; p = strtok(NULL, " ")) argv[n++] = p;
+    for (char *p = strtok(line, " "); p; p = strtok(NULL, " "))
+        argv[n++] = p;
     argv[n] = NULL;
     return n;
 }
@@ -79,9 +80,9 @@ static void test_options(void **state)
 static void test_wrong_values(void **state)
 {
     (void)state;
-    const char *lines[] = {"t -n", "t -n 0", "t -n 257", "t -n 2x", "t -n=", "t --threads 0",
-                           "t --threads 1e9", "t --grace -1", "t --grace nan", "t --grace soon",
-                           "t --log-dir", "t --log-dir="};
+    const char *lines[] = {"t -n",          "t -n 0",         "t -n 257",        "t -n 2x",
+                           "t -n=",         "t --threads 0",  "t --threads 1e9", "t --grace -1",
+                           "t --grace nan", "t --grace soon", "t --log-dir",     "t --log-dir="};
     char kept[256];
     fsdp__cli_ranks r;
     for (size_t i = 0; i < sizeof lines / sizeof *lines; i++)
@@ -141,8 +142,15 @@ static void test_relaunch(void **state)
     relaunch("train a", 0, &launched, text, sizeof text);
     assert_false(launched);
     setenv("RANK", "0", 1);
+    setenv("WORLD_SIZE", "4", 1);
     relaunch("train a", 4, &launched, text, sizeof text);
     assert_false(launched);
+    relaunch("train a", 0, &launched, text, sizeof text);
+    assert_false(launched);
+    /* -n 2 in a job of 4 is a mistake. */
+    assert_int_equal(relaunch("train a", 2, &launched, text, sizeof text), 2);
+    assert_true(launched);
+    unsetenv("WORLD_SIZE");
     unsetenv("RANK");
 }
 
@@ -186,14 +194,15 @@ int main(int argc, char **argv)
     const char *rank = getenv("RANK");
     if (rank && argc > 1 && strcmp(argv[1], "train") == 0) {
         printf("%s of %s:", rank, getenv("WORLD_SIZE"));
-        for (int i = 0; i < argc; i++) printf(" %s", argv[i]);
+        for (int i = 0; i < argc; i++)
+            printf(" %s", argv[i]);
         printf("\n");
         return strcmp(argv[argc - 1], "fail") == 0 ? 9 : 0;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_options),  cmocka_unit_test(test_wrong_values),
+        cmocka_unit_test(test_options),    cmocka_unit_test(test_wrong_values),
         cmocka_unit_test(test_exit_codes), cmocka_unit_test(test_relaunch),
-        cmocka_unit_test(test_threads),  cmocka_unit_test(test_signals),
+        cmocka_unit_test(test_threads),    cmocka_unit_test(test_signals),
     };
     unsetenv("RANK");
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -21,7 +21,8 @@ static int open_files(void)
     DIR *d = opendir("/proc/self/fd");
     int n = 0;
     assert_non_null(d);
-    while (readdir(d)) n++;
+    while (readdir(d))
+        n++;
     closedir(d);
     return n;
 }
@@ -94,7 +95,8 @@ static void test_many_ranks(void **state)
     int code, lines = 0;
     assert_int_equal(run(37, words, text, sizeof text, &code), FSDP_OK);
     assert_int_equal(code, 0);
-    for (char *p = text; (p = strstr(p, "] 37\n")); p++) lines++;
+    for (char *p = text; (p = strstr(p, "] 37\n")); p++)
+        lines++;
     assert_int_equal(lines, 37);
 }
 

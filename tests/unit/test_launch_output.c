@@ -96,7 +96,8 @@ static void test_reader_that_does_not_read(void **state)
     size_t sent = 0, got = 0;
     begin(&f, "");
     memset(block, 'x', sizeof block);
-    for (size_t i = 63; i < sizeof block; i += 64) block[i] = '\n';
+    for (size_t i = 63; i < sizeof block; i += 64)
+        block[i] = '\n';
     /* Never blocks; becomes full in the end, after which ranks would be left waiting. */
     while (!fsdp__sink_full(&f.sink)) {
         assert_int_equal(write(f.from[1], block, sizeof block), sizeof block);
@@ -107,7 +108,8 @@ static void test_reader_that_does_not_read(void **state)
     while (got < sent) {
         ssize_t n = read(f.to[0], block, sizeof block);
         assert_true(n > 0);
-        for (ssize_t i = 0; i < n; i++) assert_true((block[i] == '\n') == ((got + (size_t)i) % 64 == 63));
+        for (ssize_t i = 0; i < n; i++)
+            assert_true((block[i] == '\n') == ((got + (size_t)i) % 64 == 63));
         got += (size_t)n;
         fsdp__sink_write(&f.sink);
     }
@@ -147,7 +149,8 @@ static void test_tail(void **state)
     feed(&f, line);
     feed(&f, "\n 10%\r 50%\r100%\r\n");
     assert_int_equal(read(f.to[0], line, sizeof line) > 0, 1);
-    while (read(f.to[0], line, sizeof line) > 0) continue;
+    while (read(f.to[0], line, sizeof line) > 0)
+        continue;
     fsdp__tail_print(&f.tail, &f.sink, "> ");
     char got[8192];
     ssize_t n = read(f.to[0], got, sizeof got - 1);
@@ -173,7 +176,8 @@ static void test_tail_of_file(void **state)
     fsdp__tail_read(&tail, path);
     assert_int_equal(tail.count, 0);
     FILE *file = fdopen(fd, "w");
-    for (int i = 0; i < 5000; i++) fprintf(file, "number %d\n", i);
+    for (int i = 0; i < 5000; i++)
+        fprintf(file, "number %d\n", i);
     fprintf(file, "unfinished");
     fclose(file);
     fsdp__tail_read(&tail, path);

@@ -1,0 +1,137 @@
+/*
+ * call.c - calling a module: hooks around its forward, and a scope of its own
+ * whose outputs go to the caller's.
+ */
+#include <string.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "base/rng.h"
+#include "nn/module.h"
+
+/* Random ops inside draw by the module's path and how often it ran this step. */
+static void enter_random(fsdp_module *m, fsdp__random *r)
+{
+    struct fsdp__module *in = m->in;
+    if (!in->path) {
+        fsdp__str s = {0};
+        fsdp__module_path(m, &s);
+        in->path = fsdp__rng_mix_str(fsdp__rng_key(1), fsdp__str_get(&s));
+        fsdp__str_free(&s);
+    }
+    if (in->calls_step != r->step) {
+        in->calls_step = r->step;
+        in->calls = 0;
+    }
+    r->path = fsdp__rng_mix(in->path, in->calls++);
+    r->calls = 0;
+}
+
+static fsdp_status run_forward(fsdp_module *m, const fsdp_values *in, fsdp_values *out)
+{
+    if (m->forward) {
+        out->n = 0;
+        memset(out->t, 0, sizeof out->t);
+        FSDP_TRY(m->forward(m, in, out));
+        return fsdp_error();
+    }
+    int takes = m->forward1 ? 1 : 2;
+    if (in->n != takes)
+        return fsdp__fail(FSDP_INVALID_ARGUMENT, "%s takes %d inputs and was given %d", m->type,
+                          takes, in->n);
+    out->n = 1;
+    out->t[0] = takes == 1 ? m->forward1(m, in->t[0]) : m->forward2(m, in->t[0], in->t[1]);
+    if (!out->t[0] && !fsdp_error())
+        return fsdp__fail(FSDP_INVALID_STATE, "the forward of %s returned NULL without an error",
+                          m->type);
+    return fsdp_error();
+}
+
+static fsdp_status run(fsdp_module *m, fsdp_values *in, fsdp_values *out)
+{
+    struct fsdp__module *mi = m->in;
+    for (int64_t i = 0; i < mi->n_hooks; i++)
+        if (mi->hooks[i].pre) FSDP_TRY(mi->hooks[i].pre(mi->hooks[i].arg, m, in));
+    FSDP_TRY(run_forward(m, in, out));
+    for (int64_t i = 0; i < mi->n_hooks; i++)
+        if (mi->hooks[i].post) FSDP_TRY(mi->hooks[i].post(mi->hooks[i].arg, m, in, out));
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_module_call(fsdp_module *m, const fsdp_values *in, fsdp_values *out)
+{
+    *out = (fsdp_values){0};
+    if (fsdp_error()) return fsdp_error();
+    if (!m) return fsdp__fail(FSDP_INVALID_ARGUMENT, "a call of a NULL module");
+    if (!fsdp__module_has_forward(m))
+        return fsdp__fail(FSDP_INVALID_ARGUMENT,
+                          "%s is a container and has no forward; call its children", m->type);
+    fsdp__random *r = fsdp__random_get();
+    fsdp_scope *scope = r ? fsdp_scope_begin() : NULL;
+    if (!scope) return fsdp_error();
+    uint64_t path = r->path, calls = r->calls;
+    enter_random(m, r);
+    fsdp_values given = *in;
+    fsdp_status s = run(m, &given, out);
+    r->path = path;
+    r->calls = calls;
+    for (int k = 0; k < out->n && s == FSDP_OK; k++)
+        if (out->t[k] && out->t[k]->scope == scope) fsdp_scope_keep(out->t[k]);
+    fsdp_scope_end(scope);
+    if (s != FSDP_OK) {
+        *out = (fsdp_values){0};
+        if (!fsdp_error()) /* a user's forward that returned a status and said nothing */
+            fsdp__fail(s, "the forward of %s failed: %s", m->type, fsdp_status_name(s));
+    }
+    return s;
+}
+
+fsdp_tensor *fsdp_call(fsdp_module *m, fsdp_tensor *x)
+{
+    fsdp_values in = {1, {x}}, out;
+    if (!x && fsdp_error()) return NULL;
+    return fsdp_module_call(m, &in, &out) == FSDP_OK ? out.t[0] : NULL;
+}
+
+fsdp_tensor *fsdp_call2(fsdp_module *m, fsdp_tensor *x, fsdp_tensor *y)
+{
+    fsdp_values in = {2, {x, y}}, out;
+    if ((!x || !y) && fsdp_error()) return NULL;
+    return fsdp_module_call(m, &in, &out) == FSDP_OK ? out.t[0] : NULL;
+}
+
+static int add_hook(fsdp_module *m, fsdp__hook_entry e, int first)
+{
+    struct fsdp__module *in = m->in;
+    if (FSDP__GROW(in->hooks, in->cap_hooks, in->n_hooks + 1, "hooks") != FSDP_OK) return -1;
+    int64_t at = first ? 0 : in->n_hooks;
+    memmove(in->hooks + at + 1, in->hooks + at, sizeof *in->hooks * (size_t)(in->n_hooks - at));
+    e.number = in->next_hook++;
+    in->hooks[at] = e;
+    in->n_hooks++;
+    return e.number;
+}
+
+int fsdp_register_forward_pre_hook(fsdp_module *m, fsdp_forward_pre_hook fn, void *arg, int first)
+{
+    if (!m || !fn) return -1;
+    return add_hook(m, (fsdp__hook_entry){.pre = fn, .arg = arg}, first);
+}
+
+int fsdp_register_forward_hook(fsdp_module *m, fsdp_forward_hook fn, void *arg, int first)
+{
+    if (!m || !fn) return -1;
+    return add_hook(m, (fsdp__hook_entry){.post = fn, .arg = arg}, first);
+}
+
+fsdp_status fsdp_remove_hook(fsdp_module *m, int number)
+{
+    struct fsdp__module *in = m ? m->in : NULL;
+    for (int64_t i = 0; in && i < in->n_hooks; i++) {
+        if (in->hooks[i].number != number) continue;
+        in->n_hooks--;
+        memmove(in->hooks + i, in->hooks + i + 1, sizeof *in->hooks * (size_t)(in->n_hooks - i));
+        return FSDP_OK;
+    }
+    return fsdp__fail(FSDP_NOT_FOUND, "no hook number %d", number);
+}

@@ -1,0 +1,303 @@
+/*
+ * module.c - the tree: making, naming, walking, freeing.
+ */
+#include "nn/module.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+
+fsdp_module *fsdp_module_create(size_t size, const char *type)
+{
+    if (size < sizeof(fsdp_module)) {
+        fsdp__fail(FSDP_INVALID_ARGUMENT,
+                   "fsdp_module_create(%zu, \"%s\"): a module is at least %zu bytes: embed "
+                   "fsdp_module as the first member",
+                   size, type ? type : "", sizeof(fsdp_module));
+        return NULL;
+    }
+    fsdp_module *m = fsdp__calloc(1, size, "a module");
+    struct fsdp__module *in = m ? fsdp__calloc(1, sizeof *in, "a module") : NULL;
+    if (!in) {
+        free(m);
+        return NULL;
+    }
+    m->type = type ? type : "Module";
+    m->in = in;
+    in->training = true;
+    return m;
+}
+
+void fsdp_module_free(fsdp_module *m)
+{
+    if (!m) return;
+    struct fsdp__module *in = m->in;
+    if (m->destroy) m->destroy(m);
+    for (int64_t i = 0; i < in->n_children; i++)
+        fsdp_module_free(in->children[i]);
+    if (in->shard && in->shard_free) in->shard_free(in->shard);
+    for (int64_t i = 0; i < in->n_params; i++) {
+        free(in->params[i].name);
+        fsdp_param_release(in->params[i].param);
+    }
+    for (int64_t i = 0; i < in->n_buffers; i++) {
+        free(in->buffers[i].name);
+        fsdp_release(in->buffers[i].t);
+    }
+    free(in->children);
+    free(in->params);
+    free(in->buffers);
+    free(in->hooks);
+    free(in->name);
+    free(in);
+    free(m);
+}
+
+static bool bad_name(const fsdp_module *m, const char *name)
+{
+    if (name && *name && !strchr(name, '.')) return false;
+    fsdp__fail(FSDP_INVALID_ARGUMENT, "a child or parameter of %s named \"%s\"; expected a name "
+                                      "without dots",
+               m->type, name ? name : "(null)");
+    return true;
+}
+
+static bool taken(const struct fsdp__module *in, const char *name)
+{
+    for (int64_t i = 0; i < in->n_children; i++)
+        if (!strcmp(in->children[i]->in->name, name)) return true;
+    for (int64_t i = 0; i < in->n_params; i++)
+        if (!strcmp(in->params[i].name, name)) return true;
+    for (int64_t i = 0; i < in->n_buffers; i++)
+        if (!strcmp(in->buffers[i].name, name)) return true;
+    return false;
+}
+
+fsdp_module *fsdp_module_add(fsdp_module *m, const char *name, fsdp_module *child)
+{
+    if (!m || !child) {
+        fsdp_module_free(child);
+        return NULL;
+    }
+    struct fsdp__module *in = m->in;
+    fsdp_status s = FSDP_OK;
+    if (bad_name(m, name))
+        s = fsdp_error();
+    else if (child->in->parent)
+        s = fsdp__fail(FSDP_INVALID_ARGUMENT, "\"%s\" is already a child of a %s", name,
+                       child->in->parent->type);
+    else if (taken(in, name))
+        s = fsdp__fail(FSDP_INVALID_ARGUMENT, "%s has a \"%s\" already", m->type, name);
+    if (s == FSDP_OK)
+        s = FSDP__GROW(in->children, in->cap_children, in->n_children + 1, "a module's children");
+    if (s == FSDP_OK && !(child->in->name = fsdp__strdup(name))) s = fsdp_error();
+    if (s != FSDP_OK) {
+        if (!child->in->parent) fsdp_module_free(child);
+        return NULL;
+    }
+    child->in->parent = m;
+    in->children[in->n_children++] = child;
+    return child;
+}
+
+int fsdp_module_child_count(const fsdp_module *m)
+{
+    return m ? (int)m->in->n_children : 0;
+}
+
+fsdp_module *fsdp_module_child(const fsdp_module *m, int i)
+{
+    return m && i >= 0 && i < m->in->n_children ? m->in->children[i] : NULL;
+}
+
+const char *fsdp_module_name(const fsdp_module *m)
+{
+    return m && m->in->name ? m->in->name : "";
+}
+
+fsdp_module *fsdp_module_find(fsdp_module *m, const char *name)
+{
+    const char *at = name;
+    while (m && *at) {
+        size_t n = strcspn(at, ".");
+        fsdp_module *next = NULL;
+        for (int64_t i = 0; i < m->in->n_children && !next; i++) {
+            const char *child = m->in->children[i]->in->name;
+            if (strlen(child) == n && !memcmp(child, at, n)) next = m->in->children[i];
+        }
+        if (!next) {
+            fsdp__fail(FSDP_NOT_FOUND, "no module \"%s\": %s has no child \"%.*s\"", name, m->type,
+                       (int)n, at);
+            return NULL;
+        }
+        m = next;
+        at += n + (at[n] == '.');
+    }
+    return m;
+}
+
+bool fsdp__module_has_forward(const fsdp_module *m)
+{
+    return m->forward || m->forward1 || m->forward2;
+}
+
+void fsdp__module_path(const fsdp_module *m, fsdp__str *out)
+{
+    if (!m->in->parent) return;
+    fsdp__module_path(m->in->parent, out);
+    if (out->len) fsdp__str_add(out, ".");
+    fsdp__str_add(out, m->in->name);
+}
+
+void fsdp_module_train(fsdp_module *m, int on)
+{
+    if (!m) return;
+    m->in->training = on != 0;
+    for (int64_t i = 0; i < m->in->n_children; i++)
+        fsdp_module_train(m->in->children[i], on);
+}
+
+int fsdp_module_training(const fsdp_module *m)
+{
+    return m && m->in->training;
+}
+
+/* ---- parameters and buffers by name ------------------------------------------- */
+
+fsdp_param *fsdp_module_add_param(fsdp_module *m, const char *name, fsdp_param *p)
+{
+    if (!m || !p) {
+        fsdp_param_release(p);
+        return NULL;
+    }
+    struct fsdp__module *in = m->in;
+    char *copy = NULL;
+    bool ok = !bad_name(m, name) &&
+              FSDP__GROW(in->params, in->cap_params, in->n_params + 1, "parameters") == FSDP_OK;
+    if (ok && taken(in, name)) {
+        fsdp__fail(FSDP_INVALID_ARGUMENT, "%s has a \"%s\" already", m->type, name);
+        ok = false;
+    }
+    if (!ok || !(copy = fsdp__strdup(name))) {
+        fsdp_param_release(p);
+        return NULL;
+    }
+    in->params[in->n_params].name = copy;
+    in->params[in->n_params++].param = p;
+    return p;
+}
+
+fsdp_param *fsdp_module_param(const fsdp_module *m, const char *name)
+{
+    for (int64_t i = 0; m && i < m->in->n_params; i++)
+        if (!strcmp(m->in->params[i].name, name)) return m->in->params[i].param;
+    return NULL;
+}
+
+fsdp_status fsdp_module_add_buffer(fsdp_module *m, const char *name, fsdp_tensor *t)
+{
+    if (!m || !t) return fsdp_error() ? fsdp_error() : FSDP_INVALID_ARGUMENT;
+    struct fsdp__module *in = m->in;
+    if (bad_name(m, name)) return fsdp_error();
+    if (taken(in, name))
+        return fsdp__fail(FSDP_INVALID_ARGUMENT, "%s has a \"%s\" already", m->type, name);
+    FSDP_TRY(FSDP__GROW(in->buffers, in->cap_buffers, in->n_buffers + 1, "buffers"));
+    char *copy = fsdp__strdup(name);
+    if (!copy) return fsdp_error();
+    in->buffers[in->n_buffers].name = copy;
+    in->buffers[in->n_buffers++].t = fsdp_retain(t);
+    return FSDP_OK;
+}
+
+fsdp_tensor *fsdp_module_buffer(const fsdp_module *m, const char *name)
+{
+    for (int64_t i = 0; m && i < m->in->n_buffers; i++)
+        if (!strcmp(m->in->buffers[i].name, name)) return m->in->buffers[i].t;
+    return NULL;
+}
+
+/* ---- walking ---------------------------------------------------------------------- */
+
+static bool listed(const fsdp_param_list *l, const fsdp_param *p)
+{
+    for (int64_t i = 0; i < l->count; i++)
+        if (l->items[i].param == p) return true;
+    return false;
+}
+
+static fsdp_status walk(fsdp_module *m, fsdp__str *prefix, fsdp_param_list *l, int64_t *cap)
+{
+    size_t base = prefix->len;
+    for (int64_t i = 0; i < m->in->n_params; i++) {
+        fsdp_param *p = m->in->params[i].param;
+        if (listed(l, p)) continue;
+        FSDP_TRY(FSDP__GROW(l->items, *cap, l->count + 1, "a list of parameters"));
+        fsdp__str name = {0};
+        fsdp__str_add(&name, fsdp__str_get(prefix));
+        fsdp__str_add(&name, m->in->params[i].name);
+        char *text = fsdp__str_take(&name);
+        if (!text) return fsdp_error();
+        l->items[l->count++] = (fsdp_named_param){text, p, m};
+    }
+    for (int64_t i = 0; i < m->in->n_children; i++) {
+        fsdp__str_addf(prefix, "%s.", m->in->children[i]->in->name);
+        FSDP_TRY(walk(m->in->children[i], prefix, l, cap));
+        prefix->len = base;
+        if (prefix->p) prefix->p[base] = '\0';
+    }
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_module_params(fsdp_module *m, fsdp_param_list *out)
+{
+    *out = (fsdp_param_list){0};
+    if (!m) return fsdp_error() ? fsdp_error() : FSDP_INVALID_ARGUMENT;
+    fsdp__str prefix = {0};
+    int64_t cap = 0;
+    fsdp_status s = walk(m, &prefix, out, &cap);
+    fsdp__str_free(&prefix);
+    if (s != FSDP_OK) fsdp_param_list_free(out);
+    return s;
+}
+
+void fsdp_param_list_free(fsdp_param_list *l)
+{
+    for (int64_t i = 0; i < l->count; i++)
+        free(l->items[i].name);
+    free(l->items);
+    *l = (fsdp_param_list){0};
+}
+
+fsdp_status fsdp__module_name_params(fsdp_module *root)
+{
+    fsdp_param_list l;
+    FSDP_TRY(fsdp_module_params(root, &l));
+    fsdp_status s = FSDP_OK;
+    for (int64_t i = 0; i < l.count && s == FSDP_OK; i++) {
+        fsdp_param *p = l.items[i].param;
+        if (p->name && !strcmp(p->name, l.items[i].name)) continue;
+        char *name = fsdp__strdup(l.items[i].name);
+        if (!name) {
+            s = fsdp_error();
+            break;
+        }
+        if (p->t && p->t->st->owner == p->name) p->t->st->owner = name;
+        free(p->name);
+        p->name = name;
+    }
+    fsdp_param_list_free(&l);
+    return s;
+}
+
+int64_t fsdp_module_numel(fsdp_module *m)
+{
+    fsdp_param_list l;
+    int64_t n = 0;
+    if (fsdp_module_params(m, &l) != FSDP_OK) return 0;
+    for (int64_t i = 0; i < l.count; i++)
+        n += fsdp__count(l.items[i].param->ndim, l.items[i].param->size);
+    fsdp_param_list_free(&l);
+    return n;
+}

@@ -1,0 +1,69 @@
+/*
+ * module.h - the inside of modules and parameters, for the rooms above.
+ */
+#ifndef FSDP_NN_MODULE_H
+#define FSDP_NN_MODULE_H
+
+#include <stdbool.h>
+
+#include "base/str.h"
+#include "fsdp/nn.h"
+#include "tensor/tensor.h"
+
+struct fsdp_param {
+    int refs;
+    fsdp_tensor *t; /* registered now; own reference */
+    fsdp_dtype dtype;
+    int ndim;
+    int64_t size[FSDP_MAX_DIMS]; /* global */
+    fsdp_init_rule init;
+    bool requires_grad;
+    char *name;       /* dotted, from the root; set by fsdp__module_name_params */
+    const char *unit; /* the unit that shards it; NULL: none. Owned by the unit */
+    void *shard;      /* fsdp's part; not owned */
+};
+
+typedef struct fsdp__hook_entry {
+    int number;
+    fsdp_forward_pre_hook pre; /* one of the two */
+    fsdp_forward_hook post;
+    void *arg;
+} fsdp__hook_entry;
+
+struct fsdp__module {
+    char *name;
+    fsdp_module *parent;
+    fsdp_module **children;
+    int64_t n_children, cap_children;
+    struct fsdp__param_entry {
+        char *name;
+        fsdp_param *param;
+    } *params;
+    int64_t n_params, cap_params;
+    struct fsdp__buffer_entry {
+        char *name;
+        fsdp_tensor *t;
+    } *buffers;
+    int64_t n_buffers, cap_buffers;
+    fsdp__hook_entry *hooks;
+    int64_t n_hooks, cap_hooks;
+    int next_hook;
+    bool training;
+    uint64_t path;  /* key of random numbers, from the dotted name; 0: not yet */
+    uint64_t calls; /* in the step `calls_step` */
+    uint64_t calls_step;
+    void *shard; /* fsdp's state of this module */
+    void (*shard_free)(void *shard);
+};
+
+bool fsdp__module_has_forward(const fsdp_module *m);
+/* Appends the dotted name of m below its root. */
+void fsdp__module_path(const fsdp_module *m, fsdp__str *out);
+/* Writes each parameter's dotted name below root into it. */
+fsdp_status fsdp__module_name_params(fsdp_module *root);
+/* Registers another tensor for p; takes its own reference. */
+void fsdp__param_set(fsdp_param *p, fsdp_tensor *t);
+/* Fills the registered tensor by p's rule. */
+fsdp_status fsdp__param_reset(fsdp_param *p, uint64_t seed);
+
+#endif

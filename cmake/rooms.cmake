@@ -9,7 +9,7 @@ set_property(DIRECTORY APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${FSDP_LAYERS_FIL
 # Parts that a room needs.
 set(fsdp_needs_tensor dnnl)
 set(fsdp_needs_format jansson libfyaml libdeflate)
-set(fsdp_needs_data jansson pcre2 utf8proc)
+set(fsdp_needs_data jansson pcre2 utf8proc xxhash)
 set(fsdp_needs_ckpt jansson libdeflate xxhash)
 set(fsdp_needs_hf jansson)
 set(fsdp_needs_train jansson libfyaml)

@@ -42,7 +42,7 @@ static fsdp_status match_text(const fsdp_tokenizer *t, fsdp__added *a)
         fsdp__str_add_n(&s, a->text, a->text_len);
     }
     a->match_len = s.len;
-    a->match = s.len > 0 ? fsdp__str_take(&s) : fsdp__strdup("");
+    a->match = fsdp__str_take(&s);
     return a->match ? FSDP_OK : fsdp_error();
 }
 

@@ -232,12 +232,12 @@ void fsdp__bpe_free(fsdp__bpe *m)
 
 /* ---- encoding --------------------------------------------------------------------- */
 
-static bool before(fsdp__merge a, fsdp__merge b)
+static bool before(fsdp__bpe_merge a, fsdp__bpe_merge b)
 {
     return a.rank != b.rank ? a.rank < b.rank : a.pos < b.pos;
 }
 
-static fsdp_status heap_push(fsdp__bpe *m, fsdp__merge x)
+static fsdp_status heap_push(fsdp__bpe *m, fsdp__bpe_merge x)
 {
     FSDP_TRY(FSDP__GROW(m->heap, m->heap_cap, m->heap_count + 1, "merges of a word"));
     int64_t i = m->heap_count++;
@@ -247,9 +247,9 @@ static fsdp_status heap_push(fsdp__bpe *m, fsdp__merge x)
     return FSDP_OK;
 }
 
-static fsdp__merge heap_pop(fsdp__bpe *m)
+static fsdp__bpe_merge heap_pop(fsdp__bpe *m)
 {
-    fsdp__merge top = m->heap[0], x = m->heap[--m->heap_count];
+    fsdp__bpe_merge top = m->heap[0], x = m->heap[--m->heap_count];
     int64_t i = 0, n = m->heap_count;
     for (int64_t child = 1; child < n; child = 2 * i + 1) {
         if (child + 1 < n && before(m->heap[child + 1], m->heap[child])) child++;
@@ -269,19 +269,19 @@ static fsdp_status queue_pair(fsdp__bpe *m, int32_t pos)
         fsdp__pairs_get(&m->merges, fsdp__pair_key((uint32_t)m->symbols[pos].id,
                                                    (uint32_t)m->symbols[m->symbols[pos].next].id));
     if (!v) return FSDP_OK;
-    return heap_push(m, (fsdp__merge){(uint32_t)(*v >> 32), pos, (int32_t)(*v & INT32_MAX)});
+    return heap_push(m, (fsdp__bpe_merge){(uint32_t)(*v >> 32), pos, (int32_t)(*v & INT32_MAX)});
 }
 
 static fsdp_status merge_all(fsdp__bpe *m, int64_t count)
 {
-    fsdp__symbol *s = m->symbols;
+    fsdp__bpe_symbol *s = m->symbols;
     m->heap_count = 0;
     for (int64_t i = 0; i + 1 < count; i++) FSDP_TRY(queue_pair(m, (int32_t)i));
     while (m->heap_count > 0) {
-        fsdp__merge top = heap_pop(m);
-        fsdp__symbol *left = &s[top.pos];
+        fsdp__bpe_merge top = heap_pop(m);
+        fsdp__bpe_symbol *left = &s[top.pos];
         if (left->len == 0 || left->next < 0) continue;
-        fsdp__symbol *right = &s[left->next];
+        fsdp__bpe_symbol *right = &s[left->next];
         const int64_t *v = fsdp__pairs_get(
             &m->merges, fsdp__pair_key((uint32_t)left->id, (uint32_t)right->id));
         if (!v || (int32_t)(*v & INT32_MAX) != top.id) continue;
@@ -299,7 +299,7 @@ static fsdp_status merge_all(fsdp__bpe *m, int64_t count)
 static void add_symbol(fsdp__bpe *m, int64_t *count, int32_t id, uint32_t len)
 {
     int32_t i = (int32_t)(*count)++;
-    m->symbols[i] = (fsdp__symbol){id, i - 1, -1, len};
+    m->symbols[i] = (fsdp__bpe_symbol){id, i - 1, -1, len};
     if (i > 0) m->symbols[i - 1].next = i;
 }
 

@@ -130,7 +130,7 @@ done:
 }
 
 /* Without up to `start` of the step's character in front and `stop` behind. */
-static void strip(const fsdp__step *step, const char *s, size_t n, fsdp__str *out)
+static void strip(const fsdp__tok_step *step, const char *s, size_t n, fsdp__str *out)
 {
     size_t k = step->text_len, from = 0, to = n;
     for (int64_t i = 0; i < step->start && to - from >= k; i++) {
@@ -145,7 +145,7 @@ static void strip(const fsdp__step *step, const char *s, size_t n, fsdp__str *ou
 }
 
 /* The mark becomes a blank, and nothing in the first token unless none was put there. */
-static void metaspace(const fsdp__step *step, const char *s, size_t n, bool first, fsdp__str *out)
+static void metaspace(const fsdp__tok_step *step, const char *s, size_t n, bool first, fsdp__str *out)
 {
     size_t k = step->text_len;
     for (size_t i = 0; i < n;) {
@@ -158,11 +158,11 @@ static void metaspace(const fsdp__step *step, const char *s, size_t n, bool firs
     }
 }
 
-static fsdp_status one_step(const fsdp__step *step, const list *in, bool raw, list *out)
+static fsdp_status one_step(const fsdp__tok_step *step, const list *in, bool raw, list *out)
 {
-    if (step->kind == FSDP__STEP_BYTE_LEVEL) return byte_level(in, raw, out);
-    if (step->kind == FSDP__STEP_BYTE_FALLBACK) return byte_fallback(in, raw, out);
-    if (step->kind == FSDP__STEP_FUSE) {
+    if (step->kind == FSDP__TOK_BYTE_LEVEL) return byte_level(in, raw, out);
+    if (step->kind == FSDP__TOK_BYTE_FALLBACK) return byte_fallback(in, raw, out);
+    if (step->kind == FSDP__TOK_FUSE) {
         fsdp__str_add_n(&out->text, in->text.p, in->text.len);
         return list_end(out);
     }
@@ -170,23 +170,23 @@ static fsdp_status one_step(const fsdp__step *step, const list *in, bool raw, li
         size_t n;
         const char *s = list_get(in, i, &n);
         /* PCRE2 must not see bytes that form no character, which raw texts may hold. */
-        if (step->kind == FSDP__STEP_REPLACE && step->regex && raw && fsdp__utf8_valid(s, n) != n)
+        if (step->kind == FSDP__TOK_REPLACE && step->regex && raw && fsdp__utf8_valid(s, n) != n)
             fsdp__str_add_n(&out->text, s, n);
-        else if (step->kind == FSDP__STEP_REPLACE)
-            FSDP_TRY(fsdp__step_replace(step, s, n, &out->text));
-        else if (step->kind == FSDP__STEP_STRIP)
+        else if (step->kind == FSDP__TOK_REPLACE)
+            FSDP_TRY(fsdp__tok_replace(step, s, n, &out->text));
+        else if (step->kind == FSDP__TOK_STRIP)
             strip(step, s, n, &out->text);
-        else if (step->kind == FSDP__STEP_METASPACE)
+        else if (step->kind == FSDP__TOK_METASPACE)
             metaspace(step, s, n, i == 0, &out->text);
         else
             return fsdp__fail(FSDP_INTERNAL, "tokenizer: %s is no decoder",
-                              fsdp__step_name(step->kind));
+                              fsdp__tok_kind_name(step->kind));
         FSDP_TRY(list_end(out));
     }
     return FSDP_OK;
 }
 
-fsdp_status fsdp__decode(const fsdp__steps *steps, const fsdp__token *tokens, int64_t n, bool raw,
+fsdp_status fsdp__decode(const fsdp__tok_steps *steps, const fsdp__token *tokens, int64_t n, bool raw,
                          fsdp__str *out)
 {
     list now = {0}, next = {0};

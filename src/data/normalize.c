@@ -16,15 +16,15 @@ static bool is_ascii(const char *s, size_t n)
     return true;
 }
 
-static fsdp_status unicode_form(fsdp__step_kind kind, const char *s, size_t n, fsdp__str *out)
+static fsdp_status unicode_form(fsdp__tok_kind kind, const char *s, size_t n, fsdp__str *out)
 {
     /* ASCII is what it is in each of the four forms. */
     if (is_ascii(s, n)) {
         fsdp__str_add_n(out, s, n);
         return FSDP_OK;
     }
-    bool compose = kind == FSDP__STEP_NFC || kind == FSDP__STEP_NFKC;
-    bool compatible = kind == FSDP__STEP_NFKC || kind == FSDP__STEP_NFKD;
+    bool compose = kind == FSDP__TOK_NFC || kind == FSDP__TOK_NFKC;
+    bool compatible = kind == FSDP__TOK_NFKC || kind == FSDP__TOK_NFKD;
     int options = UTF8PROC_STABLE | (compose ? UTF8PROC_COMPOSE : UTF8PROC_DECOMPOSE) |
                   (compatible ? UTF8PROC_COMPAT : 0);
     utf8proc_uint8_t *made = NULL;
@@ -33,7 +33,7 @@ static fsdp_status unicode_form(fsdp__step_kind kind, const char *s, size_t n, f
     if (len < 0)
         return fsdp__fail(len == UTF8PROC_ERROR_NOMEM ? FSDP_NO_MEMORY : FSDP_INVALID_DATA,
                           "tokenizer: normalizing %zu bytes to %s failed: %s", n,
-                          fsdp__step_name(kind), utf8proc_errmsg(len));
+                          fsdp__tok_kind_name(kind), utf8proc_errmsg(len));
     fsdp__str_add_n(out, made, (size_t)len);
     free(made);
     return FSDP_OK;
@@ -51,7 +51,7 @@ static void lowercase(const char *s, size_t n, fsdp__str *out)
     }
 }
 
-static void strip(const fsdp__step *step, const char *s, size_t n, fsdp__str *out)
+static void strip(const fsdp__tok_step *step, const char *s, size_t n, fsdp__str *out)
 {
     size_t len, start = 0, end = 0;
     while (step->left && start < n && fsdp__char_is_space(fsdp__utf8_get(s + start, &len)))
@@ -62,7 +62,7 @@ static void strip(const fsdp__step *step, const char *s, size_t n, fsdp__str *ou
     if (end > start) fsdp__str_add_n(out, s + start, end - start);
 }
 
-int fsdp__step_find(const fsdp__step *s, const char *text, size_t n, size_t from, size_t *start,
+int fsdp__tok_find(const fsdp__tok_step *s, const char *text, size_t n, size_t from, size_t *start,
                     size_t *end)
 {
     if (s->regex) return fsdp__regex_find(s->regex, text, n, from, start, end);
@@ -73,11 +73,11 @@ int fsdp__step_find(const fsdp__step *s, const char *text, size_t n, size_t from
     return 1;
 }
 
-fsdp_status fsdp__step_replace(const fsdp__step *s, const char *text, size_t n, fsdp__str *out)
+fsdp_status fsdp__tok_replace(const fsdp__tok_step *s, const char *text, size_t n, fsdp__str *out)
 {
     size_t done = 0, from = 0, start, end;
     int found = 0;
-    while (from <= n && (found = fsdp__step_find(s, text, n, from, &start, &end)) == 1) {
+    while (from <= n && (found = fsdp__tok_find(s, text, n, from, &start, &end)) == 1) {
         if (start == end && start == done && done > 0) { /* no empty match right after a match */
             if (from >= n) break;
             from += fsdp__utf8_len(text[from]);
@@ -96,33 +96,33 @@ fsdp_status fsdp__step_replace(const fsdp__step *s, const char *text, size_t n, 
     return FSDP_OK;
 }
 
-static fsdp_status one_step(const fsdp__step *step, const char *s, size_t n, fsdp__str *out)
+static fsdp_status one_step(const fsdp__tok_step *step, const char *s, size_t n, fsdp__str *out)
 {
     switch (step->kind) {
-    case FSDP__STEP_NFC:
-    case FSDP__STEP_NFD:
-    case FSDP__STEP_NFKC:
-    case FSDP__STEP_NFKD:
+    case FSDP__TOK_NFC:
+    case FSDP__TOK_NFD:
+    case FSDP__TOK_NFKC:
+    case FSDP__TOK_NFKD:
         return unicode_form(step->kind, s, n, out);
-    case FSDP__STEP_LOWERCASE:
+    case FSDP__TOK_LOWERCASE:
         lowercase(s, n, out);
         return FSDP_OK;
-    case FSDP__STEP_PREPEND:
+    case FSDP__TOK_PREPEND:
         if (n > 0) fsdp__str_add_n(out, step->text, step->text_len);
         fsdp__str_add_n(out, s, n);
         return FSDP_OK;
-    case FSDP__STEP_REPLACE:
-        return fsdp__step_replace(step, s, n, out);
-    case FSDP__STEP_STRIP:
+    case FSDP__TOK_REPLACE:
+        return fsdp__tok_replace(step, s, n, out);
+    case FSDP__TOK_STRIP:
         strip(step, s, n, out);
         return FSDP_OK;
     default:
         return fsdp__fail(FSDP_INTERNAL, "tokenizer: %s is no normalizer",
-                          fsdp__step_name(step->kind));
+                          fsdp__tok_kind_name(step->kind));
     }
 }
 
-fsdp_status fsdp__normalize(const fsdp__steps *steps, const char *text, size_t n, fsdp__str *out)
+fsdp_status fsdp__normalize(const fsdp__tok_steps *steps, const char *text, size_t n, fsdp__str *out)
 {
     fsdp__str now = {0}, next = {0};
     fsdp_status s = FSDP_OK;

@@ -34,11 +34,11 @@ static fsdp_status add_span(spans *v, size_t start, size_t end, bool match)
 }
 
 /* Matches and what lies between them, in order, covering the piece. */
-static fsdp_status find_pattern(const fsdp__step *step, const char *s, size_t n, spans *out)
+static fsdp_status find_pattern(const fsdp__tok_step *step, const char *s, size_t n, spans *out)
 {
     size_t done = 0, from = 0, start, end;
     int found = 0;
-    while (from <= n && (found = fsdp__step_find(step, s, n, from, &start, &end)) == 1) {
+    while (from <= n && (found = fsdp__tok_find(step, s, n, from, &start, &end)) == 1) {
         /* An empty match cuts, but not right behind a match: the search would stand still. */
         bool stuck = start == end && start == done && from > 0;
         if (!stuck) {
@@ -69,7 +69,7 @@ static fsdp_status find_chars(const char *s, size_t n, bool (*is)(uint32_t), spa
 }
 
 /* Joins spans as the cut says; what stays marked is removed. */
-static void apply_cut(spans *v, fsdp__cut cut)
+static void apply_cut(spans *v, fsdp__tok_cut cut)
 {
     if (cut == FSDP__CUT_REMOVED) return;
     int64_t n = v->count, made = 0;
@@ -115,29 +115,29 @@ static fsdp_status add_spans(const spans *v, const fsdp__piece *p, size_t base, 
 
 /* ---- steps that only cut --------------------------------------------------------- */
 
-static fsdp_status cut_piece(const fsdp__step *step, const char *s, const fsdp__piece *p, spans *v,
+static fsdp_status cut_piece(const fsdp__tok_step *step, const char *s, const fsdp__piece *p, spans *v,
                              fsdp__pieces *out)
 {
-    fsdp__cut cut = step->cut;
+    fsdp__tok_cut cut = step->cut;
     v->count = 0;
     switch (step->kind) {
-    case FSDP__STEP_SPLIT:
+    case FSDP__TOK_SPLIT:
         FSDP_TRY(find_pattern(step, s + p->start, p->len, v));
         break;
-    case FSDP__STEP_DIGITS:
+    case FSDP__TOK_DIGITS:
         FSDP_TRY(find_chars(s + p->start, p->len, fsdp__char_is_numeric, v));
         cut = step->individual ? FSDP__CUT_ISOLATED : FSDP__CUT_CONTIGUOUS;
         break;
-    case FSDP__STEP_PUNCTUATION:
+    case FSDP__TOK_PUNCTUATION:
         FSDP_TRY(find_chars(s + p->start, p->len, fsdp__char_is_punctuation, v));
         break;
-    case FSDP__STEP_WHITESPACE_SPLIT:
+    case FSDP__TOK_WHITESPACE_SPLIT:
         FSDP_TRY(find_chars(s + p->start, p->len, fsdp__char_is_space, v));
         cut = FSDP__CUT_REMOVED;
         break;
     default:
         return fsdp__fail(FSDP_INTERNAL, "tokenizer: %s is no pre-tokenizer",
-                          fsdp__step_name(step->kind));
+                          fsdp__tok_kind_name(step->kind));
     }
     apply_cut(v, cut);
     return add_spans(v, p, p->start, out);
@@ -147,7 +147,7 @@ static fsdp_status cut_piece(const fsdp__step *step, const char *s, const fsdp__
 
 /* Each blank becomes the mark; one more is put in front as `prepend` says. With split, each mark
  * begins a piece. */
-static fsdp_status metaspace(const fsdp__step *step, const char *s, const fsdp__piece *p, spans *v,
+static fsdp_status metaspace(const fsdp__tok_step *step, const char *s, const fsdp__piece *p, spans *v,
                              fsdp__pieces *out)
 {
     fsdp__str *to = &out->text;
@@ -166,7 +166,7 @@ static fsdp_status metaspace(const fsdp__step *step, const char *s, const fsdp__
     }
     if (to->failed) return FSDP_OK;
     if (!step->split) return fsdp__pieces_add(out, base, to->len - base, -1, p->first);
-    fsdp__step mark = {.kind = FSDP__STEP_SPLIT, .literal = step->text, .literal_len = step->text_len};
+    fsdp__tok_step mark = {.kind = FSDP__TOK_SPLIT, .literal = step->text, .literal_len = step->text_len};
     v->count = 0;
     FSDP_TRY(find_pattern(&mark, to->p + base, to->len - base, v));
     apply_cut(v, FSDP__CUT_MERGED_WITH_NEXT);
@@ -197,7 +197,7 @@ static void add_byte_chars(fsdp__str *to, const char *s, size_t n)
 }
 
 /* Cuts by GPT-2's expression, then writes each byte as its printable character. */
-static fsdp_status byte_level(const fsdp__step *step, const char *s, const fsdp__piece *p, spans *v,
+static fsdp_status byte_level(const fsdp__tok_step *step, const char *s, const fsdp__piece *p, spans *v,
                               fsdp__str *spaced, fsdp__pieces *out)
 {
     const char *text = s + p->start;
@@ -226,10 +226,10 @@ static fsdp_status byte_level(const fsdp__step *step, const char *s, const fsdp_
 
 /* ---- all ----------------------------------------------------------------------------- */
 
-static fsdp_status one_step(const fsdp__step *step, fsdp__pieces *now, spans *v, fsdp__str *spaced,
+static fsdp_status one_step(const fsdp__tok_step *step, fsdp__pieces *now, spans *v, fsdp__str *spaced,
                             fsdp__pieces *next)
 {
-    bool rewrites = step->kind == FSDP__STEP_METASPACE || step->kind == FSDP__STEP_BYTE_LEVEL;
+    bool rewrites = step->kind == FSDP__TOK_METASPACE || step->kind == FSDP__TOK_BYTE_LEVEL;
     const char *s = fsdp__str_get(&now->text);
     next->count = 0;
     next->text.len = 0;
@@ -237,9 +237,9 @@ static fsdp_status one_step(const fsdp__step *step, fsdp__pieces *now, spans *v,
         const fsdp__piece *p = &now->items[i];
         if (p->id >= 0)
             FSDP_TRY(fsdp__pieces_add(next, 0, 0, p->id, false));
-        else if (step->kind == FSDP__STEP_METASPACE)
+        else if (step->kind == FSDP__TOK_METASPACE)
             FSDP_TRY(metaspace(step, s, p, v, next));
-        else if (step->kind == FSDP__STEP_BYTE_LEVEL)
+        else if (step->kind == FSDP__TOK_BYTE_LEVEL)
             FSDP_TRY(byte_level(step, s, p, v, spaced, next));
         else
             FSDP_TRY(cut_piece(step, s, p, v, next));
@@ -253,7 +253,7 @@ static fsdp_status one_step(const fsdp__step *step, fsdp__pieces *now, spans *v,
     return FSDP_OK;
 }
 
-fsdp_status fsdp__pretokenize(const fsdp__steps *steps, fsdp__pieces *pieces)
+fsdp_status fsdp__pretokenize(const fsdp__tok_steps *steps, fsdp__pieces *pieces)
 {
     fsdp__pieces next = {0};
     spans v = {0};

@@ -85,9 +85,9 @@ void fsdp_tokenizer_free(fsdp_tokenizer *t)
     fsdp__map_free(t->added_ids);
     fsdp__pairs_free(&t->added_by_id);
     fsdp__regex_free(t->word);
-    fsdp__steps_free(&t->normalizer);
-    fsdp__steps_free(&t->pre);
-    fsdp__steps_free(&t->decoder);
+    fsdp__tok_steps_free(&t->normalizer);
+    fsdp__tok_steps_free(&t->pre);
+    fsdp__tok_steps_free(&t->decoder);
     free(t->template_before.items);
     free(t->template_after.items);
     free(t->path);
@@ -214,7 +214,7 @@ char *fsdp_tokenizer_decode(fsdp_tokenizer *t, const int32_t *ids, int64_t n, in
         return NULL;
     }
     if (len) *len = out.len;
-    return out.len > 0 ? fsdp__str_take(&out) : fsdp__strdup("");
+    return fsdp__str_take(&out);
 }
 
 /* ---- looking up ------------------------------------------------------------------- */

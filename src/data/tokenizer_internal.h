@@ -25,7 +25,7 @@
 /* ---- steps of normalizer, pre-tokenizer and decoder ------------------------ */
 
 /* X(enumerator, "type" in the file). Which list a step may stand in is decided by the reader. */
-#define FSDP__STEP_LIST(X)                                                                         \
+#define FSDP__TOK_LIST(X)                                                                         \
     X(NFC, "NFC")                                                                                  \
     X(NFD, "NFD")                                                                                  \
     X(NFKC, "NFKC")                                                                                \
@@ -43,55 +43,55 @@
     X(BYTE_FALLBACK, "ByteFallback")                                                               \
     X(FUSE, "Fuse")
 
-typedef enum fsdp__step_kind {
-#define FSDP__X(e, name) FSDP__STEP_##e,
-    FSDP__STEP_LIST(FSDP__X)
+typedef enum fsdp__tok_kind {
+#define FSDP__X(e, name) FSDP__TOK_##e,
+    FSDP__TOK_LIST(FSDP__X)
 #undef FSDP__X
-} fsdp__step_kind;
+} fsdp__tok_kind;
 
 /* What becomes of the matches when a text is cut at them. */
-typedef enum fsdp__cut {
+typedef enum fsdp__tok_cut {
     FSDP__CUT_REMOVED,
     FSDP__CUT_ISOLATED,
     FSDP__CUT_MERGED_WITH_PREVIOUS,
     FSDP__CUT_MERGED_WITH_NEXT,
     FSDP__CUT_CONTIGUOUS
-} fsdp__cut;
+} fsdp__tok_cut;
 
-typedef enum fsdp__prepend { FSDP__PREPEND_NEVER, FSDP__PREPEND_FIRST, FSDP__PREPEND_ALWAYS } fsdp__prepend;
+typedef enum fsdp__tok_prepend { FSDP__PREPEND_NEVER, FSDP__PREPEND_FIRST, FSDP__PREPEND_ALWAYS } fsdp__tok_prepend;
 
-typedef struct fsdp__step {
-    fsdp__step_kind kind;
+typedef struct fsdp__tok_step {
+    fsdp__tok_kind kind;
     char *literal;      /* what Split and Replace look for, or NULL: */
     fsdp__regex *regex; /* then this; also ByteLevel's own */
     char *text;         /* Prepend's, Replace's content, Strip's character, Metaspace's mark */
     size_t literal_len, text_len;
-    fsdp__cut cut;
+    fsdp__tok_cut cut;
     bool invert;           /* Split: the matches are what is between */
     bool individual;       /* Digits: each alone */
     bool split;            /* Metaspace */
     bool prefix_space;     /* ByteLevel */
-    fsdp__prepend prepend; /* Metaspace */
+    fsdp__tok_prepend prepend; /* Metaspace */
     bool left, right;      /* Strip as a normalizer */
     int64_t start, stop;   /* Strip as a decoder: characters at most */
-} fsdp__step;
+} fsdp__tok_step;
 
-typedef struct fsdp__steps {
-    fsdp__step *items;
+typedef struct fsdp__tok_steps {
+    fsdp__tok_step *items;
     int64_t count, cap;
-} fsdp__steps;
+} fsdp__tok_steps;
 
 /* ---- the model ---------------------------------------------------------------- */
 
-typedef struct fsdp__symbol {
+typedef struct fsdp__bpe_symbol {
     int32_t id, prev, next; /* neighbours by index, -1 at the ends */
     uint32_t len;           /* bytes; 0 once merged into the one before */
-} fsdp__symbol;
+} fsdp__bpe_symbol;
 
-typedef struct fsdp__merge {
+typedef struct fsdp__bpe_merge {
     uint32_t rank;
     int32_t pos, id;
-} fsdp__merge;
+} fsdp__bpe_merge;
 
 typedef struct fsdp__token {
     char *p; /* n bytes, which may hold NULs, and a NUL */
@@ -109,9 +109,9 @@ typedef struct fsdp__bpe {
     int32_t bytes[256];      /* ids of <0x00>..<0xFF>, -1 */
     fsdp__map *cache;        /* word -> place in cached << 8 | number of ids */
     fsdp__ids cached;        /* the ids of all cached words */
-    fsdp__symbol *symbols;   /* scratch of the word at hand */
+    fsdp__bpe_symbol *symbols;   /* scratch of the word at hand */
     int64_t symbol_cap;
-    fsdp__merge *heap;
+    fsdp__bpe_merge *heap;
     int64_t heap_count, heap_cap;
 } fsdp__bpe;
 
@@ -142,7 +142,7 @@ struct fsdp_tokenizer {
     fsdp__map *added_ids;  /* text -> index in added */
     fsdp__pairs added_by_id;
     fsdp__regex *word; /* a character of a word, for single_word; NULL if none is */
-    fsdp__steps normalizer, pre, decoder;
+    fsdp__tok_steps normalizer, pre, decoder;
     fsdp__ids template_before, template_after;
     int32_t bos, eos;
 };
@@ -171,22 +171,22 @@ size_t fsdp__unmark(char *s, size_t n, const char *mark);
 
 /* tokenizer_json.c: fills t from the root of a tokenizer.json. */
 fsdp_status fsdp__tokenizer_read(fsdp_tokenizer *t, const json_t *root, const char *mark);
-void fsdp__steps_free(fsdp__steps *steps);
-const char *fsdp__step_name(fsdp__step_kind kind);
+void fsdp__tok_steps_free(fsdp__tok_steps *steps);
+const char *fsdp__tok_kind_name(fsdp__tok_kind kind);
 
 /* normalize.c: text (n) through all normalizers, appended to out. */
-fsdp_status fsdp__normalize(const fsdp__steps *steps, const char *text, size_t n, fsdp__str *out);
+fsdp_status fsdp__normalize(const fsdp__tok_steps *steps, const char *text, size_t n, fsdp__str *out);
 /* Next match of a step's literal or regex, as fsdp__regex_find. */
-int fsdp__step_find(const fsdp__step *s, const char *text, size_t n, size_t from, size_t *start,
+int fsdp__tok_find(const fsdp__tok_step *s, const char *text, size_t n, size_t from, size_t *start,
                     size_t *end);
 /* Appends text with all matches replaced by the step's text. */
-fsdp_status fsdp__step_replace(const fsdp__step *s, const char *text, size_t n, fsdp__str *out);
+fsdp_status fsdp__tok_replace(const fsdp__tok_step *s, const char *text, size_t n, fsdp__str *out);
 
 /* pretokenize.c: all pre-tokenizers over the pieces, in place. */
-fsdp_status fsdp__pretokenize(const fsdp__steps *steps, fsdp__pieces *pieces);
+fsdp_status fsdp__pretokenize(const fsdp__tok_steps *steps, fsdp__pieces *pieces);
 
 /* decode.c: the decoders over tokens (n), joined into out. */
-fsdp_status fsdp__decode(const fsdp__steps *steps, const fsdp__token *tokens, int64_t n, bool raw,
+fsdp_status fsdp__decode(const fsdp__tok_steps *steps, const fsdp__token *tokens, int64_t n, bool raw,
                          fsdp__str *out);
 
 /* added.c: cuts text (n), which is also at place `base` of out's text, at the added tokens whose

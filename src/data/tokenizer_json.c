@@ -17,19 +17,19 @@
 static const char GPT2_PATTERN[] =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
-const char *fsdp__step_name(fsdp__step_kind kind)
+const char *fsdp__tok_kind_name(fsdp__tok_kind kind)
 {
     switch (kind) {
 #define FSDP__X(e, name)                                                                           \
-    case FSDP__STEP_##e:                                                                           \
+    case FSDP__TOK_##e:                                                                           \
         return name;
-        FSDP__STEP_LIST(FSDP__X)
+        FSDP__TOK_LIST(FSDP__X)
 #undef FSDP__X
     }
     return "?";
 }
 
-void fsdp__steps_free(fsdp__steps *steps)
+void fsdp__tok_steps_free(fsdp__tok_steps *steps)
 {
     for (int64_t i = 0; i < steps->count; i++) {
         free(steps->items[i].literal);
@@ -37,7 +37,7 @@ void fsdp__steps_free(fsdp__steps *steps)
         fsdp__regex_free(steps->items[i].regex);
     }
     free(steps->items);
-    *steps = (fsdp__steps){0};
+    *steps = (fsdp__tok_steps){0};
 }
 
 /* ---- values ---------------------------------------------------------------------- */
@@ -99,7 +99,7 @@ static fsdp_status read_choice(const json_t *o, const char *key, const char *whe
 }
 
 /* "pattern": {"String": ..} or {"Regex": ..}. */
-static fsdp_status read_pattern(const json_t *o, const char *where, fsdp__step *step)
+static fsdp_status read_pattern(const json_t *o, const char *where, fsdp__tok_step *step)
 {
     const json_t *p = json_object_get(o, "pattern");
     const json_t *regex = json_object_get(p, "Regex");
@@ -115,7 +115,7 @@ static fsdp_status read_pattern(const json_t *o, const char *where, fsdp__step *
 
 /* ---- one step ---------------------------------------------------------------------- */
 
-static fsdp_status read_byte_level(const json_t *o, const char *where, fsdp__step *step)
+static fsdp_status read_byte_level(const json_t *o, const char *where, fsdp__tok_step *step)
 {
     bool regex;
     FSDP_TRY(read_bool(o, "add_prefix_space", true, where, &step->prefix_space));
@@ -125,7 +125,7 @@ static fsdp_status read_byte_level(const json_t *o, const char *where, fsdp__ste
     return step->regex ? FSDP_OK : fsdp_error();
 }
 
-static fsdp_status read_metaspace(const json_t *o, const char *where, fsdp__step *step)
+static fsdp_status read_metaspace(const json_t *o, const char *where, fsdp__tok_step *step)
 {
     static const char *const schemes[] = {"never", "first", "always", NULL};
     int scheme;
@@ -143,22 +143,22 @@ static fsdp_status read_metaspace(const json_t *o, const char *where, fsdp__step
     FSDP_TRY(read_bool(o, "add_prefix_space", true, where, &old));
     FSDP_TRY(read_choice(o, "prepend_scheme", where, schemes,
                          old ? FSDP__PREPEND_ALWAYS : FSDP__PREPEND_NEVER, &scheme));
-    step->prepend = (fsdp__prepend)scheme;
+    step->prepend = (fsdp__tok_prepend)scheme;
     return read_bool(o, "split", true, where, &step->split);
 }
 
-static fsdp_status read_step(const json_t *o, const char *where, bool decoder, fsdp__step *step)
+static fsdp_status read_step(const json_t *o, const char *where, bool decoder, fsdp__tok_step *step)
 {
     static const char *const cuts[] = {"Removed",        "Isolated",   "MergedWithPrevious",
                                        "MergedWithNext", "Contiguous", NULL};
     int cut = FSDP__CUT_ISOLATED;
     switch (step->kind) {
-    case FSDP__STEP_PREPEND:
+    case FSDP__TOK_PREPEND:
         return read_string(o, "prepend", where, 0, &step->text, &step->text_len);
-    case FSDP__STEP_REPLACE:
+    case FSDP__TOK_REPLACE:
         FSDP_TRY(read_pattern(o, where, step));
         return read_string(o, "content", where, 0, &step->text, &step->text_len);
-    case FSDP__STEP_STRIP:
+    case FSDP__TOK_STRIP:
         if (!decoder) {
             FSDP_TRY(read_bool(o, "strip_left", true, where, &step->left));
             return read_bool(o, "strip_right", true, where, &step->right);
@@ -166,21 +166,21 @@ static fsdp_status read_step(const json_t *o, const char *where, bool decoder, f
         FSDP_TRY(read_string(o, "content", where, 1, &step->text, &step->text_len));
         FSDP_TRY(read_count(o, "start", where, &step->start));
         return read_count(o, "stop", where, &step->stop);
-    case FSDP__STEP_BYTE_LEVEL:
+    case FSDP__TOK_BYTE_LEVEL:
         return decoder ? FSDP_OK : read_byte_level(o, where, step);
-    case FSDP__STEP_SPLIT:
+    case FSDP__TOK_SPLIT:
         FSDP_TRY(read_pattern(o, where, step));
         FSDP_TRY(read_bool(o, "invert", false, where, &step->invert));
         FSDP_TRY(read_choice(o, "behavior", where, cuts, -1, &cut));
-        step->cut = (fsdp__cut)cut;
+        step->cut = (fsdp__tok_cut)cut;
         return FSDP_OK;
-    case FSDP__STEP_PUNCTUATION:
+    case FSDP__TOK_PUNCTUATION:
         FSDP_TRY(read_choice(o, "behavior", where, cuts, cut, &cut));
-        step->cut = (fsdp__cut)cut;
+        step->cut = (fsdp__tok_cut)cut;
         return FSDP_OK;
-    case FSDP__STEP_DIGITS:
+    case FSDP__TOK_DIGITS:
         return read_bool(o, "individual_digits", false, where, &step->individual);
-    case FSDP__STEP_METASPACE:
+    case FSDP__TOK_METASPACE:
         return read_metaspace(o, where, step);
     default:
         return FSDP_OK;
@@ -193,19 +193,19 @@ static fsdp_status read_step(const json_t *o, const char *where, bool decoder, f
 typedef struct list_kind {
     const char *key, *parts;
     bool decoder;
-    const fsdp__step_kind *kinds;
+    const fsdp__tok_kind *kinds;
     int count;
 } list_kind;
 
-static const fsdp__step_kind normalizers[] = {
-    FSDP__STEP_NFC,       FSDP__STEP_NFD,     FSDP__STEP_NFKC,    FSDP__STEP_NFKD,
-    FSDP__STEP_LOWERCASE, FSDP__STEP_PREPEND, FSDP__STEP_REPLACE, FSDP__STEP_STRIP};
-static const fsdp__step_kind pre_tokenizers[] = {
-    FSDP__STEP_BYTE_LEVEL,  FSDP__STEP_SPLIT,            FSDP__STEP_DIGITS,
-    FSDP__STEP_PUNCTUATION, FSDP__STEP_WHITESPACE_SPLIT, FSDP__STEP_METASPACE};
-static const fsdp__step_kind decoders[] = {
-    FSDP__STEP_BYTE_LEVEL, FSDP__STEP_REPLACE, FSDP__STEP_BYTE_FALLBACK,
-    FSDP__STEP_FUSE,       FSDP__STEP_STRIP,   FSDP__STEP_METASPACE};
+static const fsdp__tok_kind normalizers[] = {
+    FSDP__TOK_NFC,       FSDP__TOK_NFD,     FSDP__TOK_NFKC,    FSDP__TOK_NFKD,
+    FSDP__TOK_LOWERCASE, FSDP__TOK_PREPEND, FSDP__TOK_REPLACE, FSDP__TOK_STRIP};
+static const fsdp__tok_kind pre_tokenizers[] = {
+    FSDP__TOK_BYTE_LEVEL,  FSDP__TOK_SPLIT,            FSDP__TOK_DIGITS,
+    FSDP__TOK_PUNCTUATION, FSDP__TOK_WHITESPACE_SPLIT, FSDP__TOK_METASPACE};
+static const fsdp__tok_kind decoders[] = {
+    FSDP__TOK_BYTE_LEVEL, FSDP__TOK_REPLACE, FSDP__TOK_BYTE_FALLBACK,
+    FSDP__TOK_FUSE,       FSDP__TOK_STRIP,   FSDP__TOK_METASPACE};
 
 #define KINDS(a) (a), (int)(sizeof(a) / sizeof *(a))
 static const list_kind list_normalizer = {"normalizer", "normalizers", false, KINDS(normalizers)};
@@ -216,7 +216,7 @@ static fsdp_status unknown_type(const list_kind *list, const char *where, const 
 {
     fsdp__str known = {0};
     for (int i = 0; i < list->count; i++)
-        fsdp__str_addf(&known, "%s, ", fsdp__step_name(list->kinds[i]));
+        fsdp__str_addf(&known, "%s, ", fsdp__tok_kind_name(list->kinds[i]));
     fsdp_status s = fsdp__fail(FSDP_UNSUPPORTED,
                                "%s.type is \"%s\", which is not available here; there are %sand "
                                "Sequence",
@@ -226,7 +226,7 @@ static fsdp_status unknown_type(const list_kind *list, const char *where, const 
 }
 
 static fsdp_status read_steps(const list_kind *list, const json_t *o, const char *where, int depth,
-                              fsdp__steps *out)
+                              fsdp__tok_steps *out)
 {
     if (!o || json_is_null(o)) return FSDP_OK;
     const char *type = json_string_value(json_object_get(o, "type"));
@@ -245,11 +245,11 @@ static fsdp_status read_steps(const list_kind *list, const json_t *o, const char
         return FSDP_OK;
     }
     int k = 0;
-    while (k < list->count && strcmp(fsdp__step_name(list->kinds[k]), type) != 0) k++;
+    while (k < list->count && strcmp(fsdp__tok_kind_name(list->kinds[k]), type) != 0) k++;
     if (k == list->count) return unknown_type(list, where, type);
     FSDP_TRY(FSDP__GROW(out->items, out->cap, out->count + 1, "steps of a tokenizer"));
-    fsdp__step *step = &out->items[out->count++];
-    *step = (fsdp__step){.kind = list->kinds[k]};
+    fsdp__tok_step *step = &out->items[out->count++];
+    *step = (fsdp__tok_step){.kind = list->kinds[k]};
     return read_step(o, where, list->decoder, step);
 }
 

@@ -26,8 +26,13 @@ struct fsdp__allocator {
 fsdp__allocator *fsdp__allocator_cpu(void);
 
 /* An allocator over bytes [base, base + size) that the caller has mapped: what is touched and not
- * asked for is reported as the current context's reserved bytes. NULL: error kept. */
-fsdp__allocator *fsdp__allocator_over(const char *name, void *base, int64_t size);
+ * asked for is reported as the current context's reserved bytes. poison: freed blocks are forbidden
+ * to the address sanitizer (not for memory that peers may still read while this rank gives up).
+ * NULL: error kept. */
+fsdp__allocator *fsdp__allocator_over(const char *name, void *base, int64_t size, int poison);
+/* Keeps p until the context is freed, after all rooms above have gone: memory in which tensors may
+ * still lie. The last kept is freed first. On failure p stays the caller's. */
+fsdp_status fsdp__allocator_keep(void *p, void (*free_fn)(void *));
 /* Forgets the bookkeeping and the reserved bytes; the caller unmaps the range. NULL: nothing. */
 void fsdp__allocator_over_free(fsdp__allocator *a);
 

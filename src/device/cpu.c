@@ -49,7 +49,7 @@ static fsdp__cpu_memory *cpu_create(void)
     }
     /* Huge pages where the system offers them: fewer faults and table walks. Advice only. */
     (void)madvise(m->base, (size_t)m->size, MADV_HUGEPAGE);
-    m->allocator = fsdp__allocator_over("cpu", m->base, m->size);
+    m->allocator = fsdp__allocator_over("cpu", m->base, m->size, 1);
     if (m->allocator) return m;
     fsdp__cpu_memory_free(m);
     return NULL;

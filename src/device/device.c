@@ -11,6 +11,9 @@
 static void state_free(void *p)
 {
     fsdp__device_state *s = p;
+    for (int64_t i = s->n_kept - 1; i >= 0; i--)
+        s->kept[i].free_fn(s->kept[i].p);
+    free(s->kept);
     fsdp__cpu_memory_free(s->cpu);
     free(s->stack);
     free(s);
@@ -23,6 +26,15 @@ fsdp__device_state *fsdp__device_state_get(void)
     s = fsdp__calloc(1, sizeof *s, "the devices of a context");
     if (s) fsdp__slot_set(FSDP__SLOT_DEVICE, s, state_free);
     return s;
+}
+
+fsdp_status fsdp__allocator_keep(void *p, void (*free_fn)(void *))
+{
+    fsdp__device_state *s = fsdp__device_state_get();
+    if (!s) return fsdp_error();
+    FSDP_TRY(FSDP__GROW(s->kept, s->kept_cap, s->n_kept + 1, "the memory of a context"));
+    s->kept[s->n_kept++] = (fsdp__kept){p, free_fn};
+    return FSDP_OK;
 }
 
 const char *fsdp_device_name(fsdp_device d)

@@ -8,7 +8,14 @@
 
 typedef struct fsdp__cpu_memory fsdp__cpu_memory; /* cpu.c */
 
+typedef struct fsdp__kept {
+    void *p;
+    void (*free_fn)(void *);
+} fsdp__kept;
+
 typedef struct fsdp__device_state {
+    fsdp__kept *kept; /* freed with the context, the last first */
+    int64_t n_kept, kept_cap;
     fsdp_device *stack; /* devices pushed, the last in force */
     int64_t depth, cap;
     fsdp__cpu_memory *cpu; /* NULL until first asked for */

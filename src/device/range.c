@@ -5,7 +5,7 @@
  * touches none. What is backed and was not asked for (freed blocks, rounding) is reported as
  * reserved bytes, exactly, after every call.
  *
- * Under the address sanitizer freed blocks are poisoned, so a stale pointer into a freed storage
+ * Under the address sanitizer freed blocks can be poisoned, so a stale pointer into a freed storage
  * is found as one into freed malloc memory would be.
  */
 #include <stdlib.h>
@@ -22,6 +22,7 @@ typedef struct range {
     char *base;
     int64_t requested; /* bytes that callers asked for and have not freed */
     int64_t reserved;  /* as last reported */
+    int poison;
 } range;
 
 static void report_reserved(range *m)
@@ -39,7 +40,7 @@ static void *range_alloc(fsdp__allocator *a, size_t bytes, const char *what)
     if (offset < 0) return NULL;
     m->requested += want;
     report_reserved(m);
-    fsdp__unpoison(m->base + offset, bytes);
+    if (m->poison) fsdp__unpoison(m->base + offset, bytes);
     return m->base + offset;
 }
 
@@ -47,18 +48,19 @@ static void range_free(fsdp__allocator *a, void *p, size_t bytes)
 {
     range *m = (range *)a;
     if (!p) return;
-    fsdp__poison(p, bytes);
+    if (m->poison) fsdp__poison(p, bytes);
     fsdp__heap_give(m->heap, (char *)p - m->base, 0);
     m->requested -= (int64_t)bytes;
     report_reserved(m);
 }
 
-fsdp__allocator *fsdp__allocator_over(const char *name, void *base, int64_t size)
+fsdp__allocator *fsdp__allocator_over(const char *name, void *base, int64_t size, int poison)
 {
     range *m = fsdp__calloc(1, sizeof *m, "the memory of a rank");
     if (!m) return NULL;
     m->allocator = (fsdp__allocator){name, range_alloc, range_free};
     m->base = base;
+    m->poison = poison;
     m->heap = fsdp__heap_create(size);
     if (m->heap) return &m->allocator;
     free(m);
@@ -69,8 +71,9 @@ void fsdp__allocator_over_free(fsdp__allocator *a)
 {
     range *m = (range *)a;
     if (!m) return;
+    fsdp__account_reserve(-m->reserved);
     /* The addresses may be mapped for something else later: leave no poison behind. */
-    fsdp__unpoison(m->base, (size_t)fsdp__heap_touched(m->heap));
+    if (m->poison) fsdp__unpoison(m->base, (size_t)fsdp__heap_touched(m->heap));
     fsdp__heap_free(m->heap);
     free(m);
 }

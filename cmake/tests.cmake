@@ -13,7 +13,8 @@ set(fsdp_test_folders unit dist golden claims conformance fault)
 set(fsdp_test_threads_only FALSE)
 if(FSDP_SANITIZE MATCHES "address")
   set(fsdp_test_prefix "asan.")
-  list(APPEND fsdp_test_env "ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1"
+  list(APPEND fsdp_test_env 
+    "ASAN_OPTIONS=detect_stack_use_after_return=1:strict_string_checks=1:allocator_may_return_null=1"
     "UBSAN_OPTIONS=print_stacktrace=1")
 elseif(FSDP_SANITIZE MATCHES "thread")
   set(fsdp_test_prefix "tsan.")

@@ -94,7 +94,8 @@ set_target_properties(libfsdp PROPERTIES
   VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR})
 target_include_directories(libfsdp INTERFACE
   $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
-target_link_options(libfsdp PRIVATE -Wl,--no-undefined -Wl,--exclude-libs,ALL)
+# nodelete: threads that outlive a dlclose still run the destructor of their context.
+target_link_options(libfsdp PRIVATE -Wl,--no-undefined -Wl,--exclude-libs,ALL -Wl,-z,nodelete)
 if(FSDP_SANITIZE)
   # A sanitizer's run-time stands in the program, not in the library.
   target_link_options(libfsdp PRIVATE -Wl,-z,undefs)

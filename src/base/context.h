@@ -19,6 +19,7 @@ typedef enum fsdp__slot {
     FSDP__SLOT_AUTOGRAD, /* grad mode, sequence numbers */
     FSDP__SLOT_NN,
     FSDP__SLOT_COMM,     /* world group */
+    FSDP__SLOT_MESH,
     FSDP__SLOT_FSDP,
     FSDP__SLOT_COUNT
 } fsdp__slot;

@@ -59,7 +59,7 @@ fsdp_status fsdp__storage_fill(fsdp__storage *s, fsdp__allocator *alloc, const c
         s->data = empty_bytes;
         return FSDP_OK;
     }
-    if (!alloc) alloc = fsdp__allocator_cpu();
+    if (!alloc) alloc = s->home ? s->home : fsdp__allocator_cpu();
     if (!alloc) return fsdp_error();
     FSDP_TRY(fsdp__account_take(s->purpose, s->bytes, what));
     s->data = alloc->alloc(alloc, (size_t)s->bytes, what);

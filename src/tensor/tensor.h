@@ -27,6 +27,7 @@ typedef struct fsdp__storage {
     int64_t bytes;
     void *data;             /* NULL: meta, or empty */
     fsdp__allocator *alloc; /* who filled it; NULL: attached or foreign memory */
+    fsdp__allocator *home;  /* who fills it when the caller names none; NULL: the CPU's */
     bool charged;           /* bytes are in the accounts */
     bool read_only;         /* peers see these bytes: in-place ops are refused */
     bool poisoned;          /* to_empty: nothing was written yet */

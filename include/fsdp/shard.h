@@ -1,0 +1,102 @@
+/*
+ * shard.h - fully_shard: parameters, gradients and optimizer state cut over
+ * the ranks, whole only while a unit computes.
+ *
+ * Call it on the blocks first and on the root last; each call makes one unit
+ * of what earlier calls left over. Names follow PyTorch's FSDP2.
+ */
+#ifndef FSDP_SHARD_H
+#define FSDP_SHARD_H
+
+#include "dtensor.h"
+#include "nn.h"
+
+FSDP_EXTERN_C_BEGIN
+
+/* FSDP_DTYPE_NONE: as it is. */
+typedef struct fsdp_mixed_precision_policy {
+    fsdp_dtype param_dtype;  /* of gathers, so of compute */
+    fsdp_dtype reduce_dtype; /* of gradients on their way; NONE: param_dtype */
+    fsdp_dtype output_dtype; /* floating outputs of forward */
+    int cast_forward_inputs; /* floating inputs to param_dtype */
+} fsdp_mixed_precision_policy;
+
+/* After forward: free the gathered parameters (ALWAYS), keep them for backward
+ * (NEVER), or AUTO: ALWAYS, but NEVER for the root. */
+typedef enum fsdp_reshard {
+    FSDP_RESHARD_AUTO,
+    FSDP_RESHARD_ALWAYS,
+    FSDP_RESHARD_NEVER
+} fsdp_reshard;
+
+/* Along which dim to cut a parameter (any dim, any size). */
+typedef int (*fsdp_shard_placement_fn)(void *arg, const char *name,
+                                       const fsdp_param *p);
+
+typedef struct fsdp_shard_options {
+    fsdp_mesh *mesh; /* one axis: shard; two: replicate, then shard */
+    fsdp_reshard reshard_after_forward;
+    fsdp_mixed_precision_policy mp_policy;
+    fsdp_shard_placement_fn placement_fn; /* NULL: dim 0 */
+    void *placement_arg;
+    int prefetch_limit;   /* units gathered ahead; 0: none */
+    int private_gather;   /* each rank its own gathered copy */
+} fsdp_shard_options;
+
+/* mesh NULL: one axis over the world, made on the first call. Defaults: AUTO,
+ * no mixed precision, inputs cast, dim 0, prefetch 1. */
+FSDP_API fsdp_shard_options fsdp_shard_defaults(fsdp_mesh *mesh);
+
+/* In place. o NULL: the defaults. Refused: a container without forward, a
+ * second call on a module, 0-dim parameters, a dim that the parameter lacks, a
+ * mesh of more than two axes, the root before its blocks. */
+FSDP_API fsdp_status fsdp_fully_shard(fsdp_module *m,
+                                      const fsdp_shard_options *o);
+FSDP_API int fsdp_is_sharded_module(const fsdp_module *m);
+
+/* Gathers m's own unit now and waits; no-op if it is whole. */
+FSDP_API fsdp_status fsdp_unshard(fsdp_module *m);
+/* Frees the gathered parameters of m's own unit, whatever the policy. */
+FSDP_API fsdp_status fsdp_reshard(fsdp_module *m);
+
+/* off: backward reduces nothing; gradients stay whole and accumulate. */
+FSDP_API fsdp_status fsdp_set_requires_gradient_sync(fsdp_module *m, int on,
+                                                     int recurse);
+/* Gradients are divided by f instead of by the number of ranks; 0: default. */
+FSDP_API fsdp_status fsdp_set_gradient_divide_factor(fsdp_module *m, double f,
+                                                     int recurse);
+FSDP_API fsdp_status fsdp_set_reshard_after_forward(fsdp_module *m, int on,
+                                                    int recurse);
+/* off: more backwards follow, and what this one left unfinished may stay so. */
+FSDP_API fsdp_status fsdp_set_is_last_backward(fsdp_module *m, int on);
+
+/* Says that shards were written by hand: gathered copies are stale on all
+ * ranks. Every rank must call it. Optimizers and loads do so themselves. */
+FSDP_API fsdp_status fsdp_mark_changed(fsdp_module *m);
+
+/* After an error on any rank: collective; clears the error, reshards every
+ * unit, drops unfinished gradients. */
+FSDP_API fsdp_status fsdp_reset_iteration(fsdp_module *m);
+
+/* ---- what happened ------------------------------------------------------------ */
+
+/* X(enumerator, text) */
+#define FSDP_EVENT_LIST(X)                                                     \
+    X(FSDP_EVENT_UNSHARD, "unshard")                                           \
+    X(FSDP_EVENT_RESHARD, "reshard")                                           \
+    X(FSDP_EVENT_POST_BACKWARD, "post_backward")                               \
+    X(FSDP_EVENT_REDUCE, "reduce")                                             \
+    X(FSDP_EVENT_PREFETCH, "prefetch")
+typedef enum fsdp_event_kind {
+#define FSDP__X(e, text) e,
+    FSDP_EVENT_LIST(FSDP__X)
+#undef FSDP__X
+} fsdp_event_kind;
+/* Called for each event of each unit below the root m. Real work only: an
+ * unshard of a whole unit is no event. */
+typedef void (*fsdp_event_fn)(void *arg, fsdp_event_kind k, const char *unit);
+FSDP_API fsdp_status fsdp_set_event_hook(fsdp_module *m, fsdp_event_fn fn,
+                                         void *arg);
+
+FSDP_EXTERN_C_END
+#endif

@@ -163,6 +163,9 @@ typedef struct fsdp__pieces {
 fsdp_status fsdp__pieces_add(fsdp__pieces *p, size_t start, size_t len, int32_t id, bool first);
 void fsdp__pieces_free(fsdp__pieces *p);
 
+/* The expression by which ByteLevel cuts words. */
+extern const char fsdp__gpt2_pattern[];
+
 /* json_nul.c: a JSON file in whose object keys NUL stands as `mark` ("" if none does). NULL with
  * the error kept. */
 json_t *fsdp__json_load_nul(const char *path, char mark[4]);

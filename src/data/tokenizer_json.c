@@ -14,7 +14,7 @@
 #include "data/tokenizer_internal.h"
 #include "data/utf8.h"
 
-static const char GPT2_PATTERN[] =
+const char fsdp__gpt2_pattern[] =
     "'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+|\\s+(?!\\S)|\\s+";
 
 const char *fsdp__tok_kind_name(fsdp__tok_kind kind)
@@ -121,7 +121,7 @@ static fsdp_status read_byte_level(const json_t *o, const char *where, fsdp__tok
     FSDP_TRY(read_bool(o, "add_prefix_space", true, where, &step->prefix_space));
     FSDP_TRY(read_bool(o, "use_regex", true, where, &regex));
     if (!regex) return FSDP_OK;
-    step->regex = fsdp__regex_create(GPT2_PATTERN, sizeof GPT2_PATTERN - 1, where);
+    step->regex = fsdp__regex_create(fsdp__gpt2_pattern, sizeof fsdp__gpt2_pattern - 1, where);
     return step->regex ? FSDP_OK : fsdp_error();
 }
 

@@ -133,7 +133,8 @@ fsdp_status fsdp__k_head_loss_backward(const void *x, const void *w, const void 
 
 /* ---- row-wise kernels (kernel_row.c) ------------------------------------------- */
 
-/* y = x / sqrt(mean(x^2) + eps) * w; rstd (R) stat. w may be NULL (ones). */
+/* y = x / sqrt(mean(x^2) + eps) * w; rstd (R) stat. w may be NULL (ones). Of
+ * the backwards' outputs, here and below, any may be NULL: not wanted. */
 void fsdp__k_rms_norm(const void *x, const void *w, fsdp_dtype t, int64_t R, int64_t C, double eps,
                       void *y, void *rstd);
 void fsdp__k_rms_norm_backward(const void *x, const void *w, fsdp_dtype t, int64_t R, int64_t C,
@@ -174,8 +175,10 @@ void fsdp__k_rotary(const fsdp__rotary *r, const void *x, const float *cos, cons
 
 /* ---- elementwise (kernel_elem.c) -------------------------------------------------- */
 
-/* X(name): y = f(x); backward dx (+)= dy * f'(x), from x and y. The parameter
- * p is the factor of scale, the exponent of pow, the summand of shift. */
+/* X(name): y = f(x); backward dx (+)= dy * f'(x): tanh, sigmoid, exp and sqrt
+ * look at y, scale and shift at neither, the others at x; what an op does not
+ * look at may be NULL. The parameter p is the factor of scale, the exponent of
+ * pow, the summand of shift. */
 #define FSDP__UNARY_LIST(X)                                                                        \
     X(silu) X(gelu) X(gelu_tanh) X(relu) X(tanh) X(sigmoid) X(exp) X(log) X(sqrt) X(pow) X(scale)  \
     X(shift)
@@ -206,7 +209,8 @@ void fsdp__k_sum(int ndim, const int64_t *sizes, const void *x, const int64_t *x
                  fsdp_dtype t, const int64_t *o_sizes, double scale, void *out, fsdp_dtype dt,
                  int add);
 /* Strided copy with conversion: dst (+)= src, both with `sizes`. The work
- * horse of reshape, transpose, slice, cat, cast and their backwards. */
+ * horse of reshape, transpose, slice, cat, cast and their backwards. ndim <= 8;
+ * dst holds no element twice (no stride 0 where the size is over 1). */
 void fsdp__k_copy(int ndim, const int64_t *sizes, const void *src, fsdp_dtype src_t,
                   const int64_t *src_stride, void *dst, fsdp_dtype dst_t, const int64_t *dst_stride,
                   int add);

@@ -1,0 +1,573 @@
+/*
+ * kernel_attention.c - attention by tiles of queries and keys: the scores of a
+ * tile live in the first cache, with each row's running maximum and sum, and no
+ * T x S array ever exists. After Milakov and Gimelshein, "Online normalizer
+ * calculation for softmax" (2018), and Dao et al., "FlashAttention" (2022).
+ *
+ * Letters: B batch, T queries, S keys, H query heads, KV key-value heads, G = H
+ * / KV query heads that share one; D head size, P = D padded to whole vectors.
+ *
+ * All tiles are f32: rows of other dtypes are widened as they are loaded, and a
+ * tile of keys is loaded once for the G heads that see it. Scores carry the
+ * factor scale * log2(e) (in the transposed keys), so that weights are powers
+ * of two; lse is turned back to the natural logarithm.
+ *
+ * Invariants: tiles of keys begin at multiples of KEYS whatever the row, and a
+ * row's sums run over keys in order; so a result depends neither on the cut
+ * into parts nor on the row's place. Keys that a row does not see have weight
+ * zero; tiles that no row sees are not touched. Padding is zero.
+ */
+#include <math.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <string.h>
+
+#include "base/convert.h"
+#include "base/error.h"
+#include "base/rng.h"
+#include "base/thread.h"
+#include "tensor/kernel_attention_internal.h"
+#include "tensor/kernel_scratch.h"
+
+enum {
+    QUERIES = 48,    /* rows of a tile; a multiple of each mr */
+    KEYS = 96,       /* columns; a multiple of each mr and nr */
+    KEYS_PART = 24,  /* keys that share their first query in dk and dv */
+    PART_ROWS = 384, /* query rows, over the group's heads, of a forward part */
+    LD_PAD = 16,     /* keeps rows of a tile off each other's cache sets */
+    LDS = KEYS + LD_PAD,
+    STRIPS = QUERIES / 4 /* at most */
+};
+
+static const float LOG2E = 1.44269504f;
+static const double LN2 = 0.69314718055994530942;
+
+typedef struct job {
+    const fsdp__attention *a;
+    const fsdp__attention_grad *g;
+    const fsdp__attention_tile *tile;
+    const void *q, *k, *v, *out_read, *dout;
+    void *out, *dq, *dk, *dv;
+    float *lse;
+    int64_t group;      /* G */
+    int64_t ldd;        /* P + LD_PAD */
+    int64_t columns;    /* P */
+    int64_t rows, cuts; /* queries of one forward part, and parts of one (b,kv) */
+    atomic_int failed;  /* a part had no memory */
+} job;
+
+static int64_t round_up(int64_t n, int64_t to)
+{
+    return (n + to - 1) / to * to;
+}
+
+static int64_t min64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+static int64_t max64(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+/* Takes n floats of a block, keeping the alignment to 64. */
+static float *take(float **at, int64_t n)
+{
+    float *p = *at;
+    *at += round_up(n, 16);
+    return p;
+}
+
+/* ---- rows in and out --------------------------------------------------------- */
+
+/* n rows (D) of x, stride apart, to y (padded,ldd) in f32; zeros beyond. */
+static void load_rows(const job *j, const void *x, int64_t at, int64_t stride, int64_t n,
+                      int64_t padded, float *y)
+{
+    const fsdp__attention *a = j->a;
+    size_t size = fsdp_dtype_size(a->t);
+    for (int64_t i = 0; i < n; i++) {
+        const char *row = (const char *)x + (size_t)(at + i * stride) * size;
+        if (a->t == FSDP_F32)
+            memcpy(y + i * j->ldd, row, (size_t)a->D * 4);
+        else
+            fsdp__convert(y + i * j->ldd, FSDP_F32, row, a->t, (size_t)a->D);
+        memset(y + i * j->ldd + a->D, 0, (size_t)(j->columns - a->D) * 4);
+    }
+    for (int64_t i = n; i < padded; i++)
+        memset(y + i * j->ldd, 0, (size_t)j->columns * 4);
+}
+
+typedef float vec8 __attribute__((vector_size(32), aligned(4), may_alias));
+
+static void add_to(float *y, const float *x, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8)
+        *(vec8 *)(y + i) += *(const vec8 *)(x + i);
+    for (; i < n; i++)
+        y[i] += x[i];
+}
+
+/* One row x (D) into, or added to, y of dtype dt; x may be overwritten. */
+static void store_row(void *y, int64_t at, fsdp_dtype dt, float *x, int64_t D, int add)
+{
+    char *p = (char *)y + (size_t)at * fsdp_dtype_size(dt);
+    if (!add) {
+        fsdp__convert(p, dt, x, FSDP_F32, (size_t)D);
+    } else if (dt == FSDP_F32) {
+        add_to((float *)(void *)p, x, D);
+    } else if (dt == FSDP_F64) {
+        for (int64_t d = 0; d < D; d++)
+            ((double *)(void *)p)[d] += (double)x[d];
+    } else {
+        float old[64];
+        for (int64_t d = 0; d < D; d += 64) {
+            int64_t n = min64(64, D - d);
+            fsdp__convert(old, FSDP_F32, p + 2 * d, dt, (size_t)n);
+            add_to(x + d, old, n);
+            fsdp__convert(p + 2 * d, dt, x + d, FSDP_F32, (size_t)n);
+        }
+    }
+}
+
+/* ---- one tile: which keys, dropout ----------------------------------------------- */
+
+/* What the rows of one tile of queries see of one tile of keys, in keys of the
+ * tile: by row, and by strip of mr rows in whole vectors. */
+typedef struct view {
+    int64_t lo[QUERIES], hi[QUERIES];
+    int64_t strip_lo[STRIPS], strip_hi[STRIPS];
+    int64_t rows, strips;
+    int64_t min, max; /* over the strips; min >= max: nothing is seen */
+    int same;         /* every strip sees the same columns */
+} view;
+
+/* Rows t0 .. t0+n-1 against the keys k0 .. k0+nk-1. */
+static void view_make(const job *j, int64_t t0, int64_t n, int64_t k0, int64_t nk, view *w)
+{
+    int mr = j->tile->mr, nr = j->tile->nr;
+    w->rows = n;
+    w->strips = (n + mr - 1) / mr;
+    w->min = KEYS, w->max = 0, w->same = 1;
+    for (int64_t s = 0; s < w->strips; s++) {
+        int64_t lo = KEYS, hi = 0;
+        for (int64_t i = s * mr; i < min64(n, (s + 1) * mr); i++) {
+            fsdp__attention_span(j->a, t0 + i, &w->lo[i], &w->hi[i]);
+            w->lo[i] = max64(w->lo[i] - k0, 0);
+            w->hi[i] = min64(w->hi[i] - k0, nk);
+            if (w->hi[i] <= w->lo[i]) {
+                w->lo[i] = w->hi[i] = 0;
+                continue;
+            }
+            lo = min64(lo, w->lo[i]), hi = max64(hi, w->hi[i]);
+        }
+        if (hi <= lo) lo = hi = 0;
+        w->strip_lo[s] = lo / nr * nr;
+        w->strip_hi[s] = round_up(hi, nr);
+        if (hi > lo) {
+            w->min = min64(w->min, w->strip_lo[s]);
+            w->max = max64(w->max, w->strip_hi[s]);
+        }
+        if (w->strip_lo[s] != w->strip_lo[0] || w->strip_hi[s] != w->strip_hi[0]) w->same = 0;
+    }
+}
+
+/* Strips from s on that see the same columns; at least one. */
+static int64_t view_run(const view *w, int64_t s)
+{
+    int64_t e = s + 1;
+    while (e < w->strips && w->strip_lo[e] == w->strip_lo[s] && w->strip_hi[e] == w->strip_hi[s])
+        e++;
+    return e - s;
+}
+
+/* Scores of columns that row i does not see: minus infinity. */
+static void hide(const view *w, int64_t i, int64_t strip, float *s, float value)
+{
+    for (int64_t k = w->strip_lo[strip]; k < w->lo[i]; k++)
+        s[k] = value;
+    for (int64_t k = max64(w->hi[i], w->strip_lo[strip]); k < w->strip_hi[strip]; k++)
+        s[k] = value;
+}
+
+/* Factors of the weights (b,h,t, k0 + first ..) under dropout. */
+static void keep_factors(const fsdp__attention *a, int64_t b, int64_t h, int64_t t, int64_t first,
+                         int64_t n, float *keep)
+{
+    float kept = 1.0f / (1.0f - a->drop_p);
+    fsdp__rng_uniform_fill(a->keys[b], (uint64_t)((h * a->T + t) * a->S + first), keep, (size_t)n);
+    for (int64_t i = 0; i < n; i++)
+        keep[i] = keep[i] >= a->drop_p ? kept : 0.0f;
+}
+
+/* ---- forward ------------------------------------------------------------------------ */
+
+/* The scratch of one forward part. Rows of the G heads follow each other,
+ * `rows` (padded) a head. */
+typedef struct forward {
+    float *q, *o;             /* (G * rows, ldd) */
+    float *max, *sum;         /* (G * rows) */
+    float *keys, *kt, *v, *s; /* (KEYS,ldd), (P,LDS), (KEYS,ldd), (QUERIES,LDS) */
+} forward;
+
+static bool forward_take(const job *j, int64_t rows, forward *f)
+{
+    int64_t all = j->group * rows;
+    int64_t total = 2 * round_up(all * j->ldd, 16) + 2 * round_up(all, 16) + 2 * KEYS * j->ldd +
+                    j->columns * LDS + QUERIES * LDS;
+    float *at = fsdp__scratch(FSDP__SCRATCH_ATTENTION, (size_t)total * 4);
+    if (!at) return false;
+    f->q = take(&at, all * j->ldd), f->o = take(&at, all * j->ldd);
+    f->max = take(&at, all), f->sum = take(&at, all);
+    f->keys = take(&at, KEYS * j->ldd), f->v = take(&at, KEYS * j->ldd);
+    f->kt = take(&at, j->columns * LDS), f->s = take(&at, QUERIES * LDS);
+    return true;
+}
+
+/* One tile: scores, weights, and their product with the values. first: row of
+ * f's arrays where the tile's queries begin. */
+static void forward_tile(const job *j, const forward *f, int64_t b, int64_t h, int64_t t0,
+                         int64_t first, int64_t n, int64_t k0, int64_t nk)
+{
+    const fsdp__attention *a = j->a;
+    const fsdp__attention_tile *x = j->tile;
+    view w;
+    float keep[KEYS];
+    view_make(j, t0, n, k0, nk, &w);
+    if (w.min >= w.max) return;
+    for (int64_t s = 0, run; s < w.strips; s += run) {
+        run = view_run(&w, s);
+        int64_t lo = w.strip_lo[s], r = s * x->mr;
+        x->multiply(run * x->mr, w.strip_hi[s] - lo, a->D, f->q + (first + r) * j->ldd, j->ldd, 1,
+                    f->kt + lo, LDS, f->s + r * LDS + lo, LDS, 0);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        int64_t strip = i / x->mr, lo = w.strip_lo[strip], width = w.strip_hi[strip] - lo;
+        float *row = f->s + i * LDS;
+        hide(&w, i, strip, row, -INFINITY);
+        if (width <= 0) continue;
+        float by = x->softmax(row + lo, width, &f->max[first + i], &f->sum[first + i]);
+        if (by != 1.0f) x->scale(f->o + (first + i) * j->ldd, j->columns, by);
+        if (a->drop_p > 0) {
+            int64_t seen = w.hi[i] - w.lo[i];
+            keep_factors(a, b, h, t0 + i, k0 + w.lo[i], seen, keep);
+            for (int64_t k = 0; k < seen; k++)
+                row[w.lo[i] + k] *= keep[k];
+        }
+    }
+    /* Rows of the last strip beyond n: their sums are not read. */
+    for (int64_t i = n; i < w.strips * x->mr; i++)
+        memset(f->s + i * LDS, 0, KEYS * 4);
+    for (int64_t s = 0, run; s < w.strips; s += run) {
+        run = view_run(&w, s);
+        int64_t lo = w.strip_lo[s], r = s * x->mr;
+        x->multiply(run * x->mr, j->columns, w.strip_hi[s] - lo, f->s + r * LDS + lo, LDS, 1,
+                    f->v + lo * j->ldd, j->ldd, f->o + (first + r) * j->ldd, j->ldd, 1);
+    }
+}
+
+static void forward_store(const job *j, const forward *f, int64_t b, int64_t h, int64_t t,
+                          int64_t row)
+{
+    const fsdp__attention *a = j->a;
+    float *o = f->o + row * j->ldd;
+    int64_t lo, hi;
+    fsdp__attention_span(a, t, &lo, &hi);
+    if (hi > lo) j->tile->scale(o, j->columns, 1.0f / f->sum[row]);
+    store_row(j->out, fsdp__attention_at(a->o_stride, b, t, h), a->t, o, a->D, 0);
+    j->lse[(b * a->H + h) * a->T + t] =
+        hi > lo ? (float)((double)f->max[row] * LN2 + log((double)f->sum[row])) : -INFINITY;
+}
+
+/* A tile of keys k0 .. k0+nk-1, transposed with the scores' factor. */
+static void load_keys(const job *j, int64_t b, int64_t kv, int64_t k0, int64_t nk, float *keys,
+                      float *kt)
+{
+    const fsdp__attention *a = j->a;
+    load_rows(j, j->k, fsdp__attention_at(a->k_stride, b, k0, kv), a->k_stride[1], nk, KEYS, keys);
+    j->tile->transpose(keys, j->ldd, KEYS, j->columns, a->scale * LOG2E, kt, LDS);
+}
+
+/* One (b, kv, cut of the queries); the last cuts, which see most, go first. */
+static void forward_part(void *arg, int64_t part)
+{
+    job *j = arg;
+    const fsdp__attention *a = j->a;
+    int64_t b = part / (a->KV * j->cuts), kv = part / j->cuts % a->KV;
+    int64_t t0 = (j->cuts - 1 - part % j->cuts) * j->rows, n = min64(j->rows, a->T - t0);
+    int64_t rows = round_up(n, QUERIES), lo, hi, unused;
+    forward f;
+    if (!forward_take(j, rows, &f)) {
+        atomic_store(&j->failed, 1);
+        return;
+    }
+    for (int64_t g = 0; g < j->group; g++) {
+        load_rows(j, j->q, fsdp__attention_at(a->q_stride, b, t0, kv * j->group + g),
+                  a->q_stride[1], n, rows, f.q + g * rows * j->ldd);
+        for (int64_t i = 0; i < rows; i++) {
+            f.max[g * rows + i] = -INFINITY;
+            f.sum[g * rows + i] = 0;
+            memset(f.o + (g * rows + i) * j->ldd, 0, (size_t)j->columns * 4);
+        }
+    }
+    fsdp__attention_span(a, t0, &lo, &unused);
+    fsdp__attention_span(a, t0 + n - 1, &unused, &hi);
+    for (int64_t k0 = lo / KEYS * KEYS; k0 < hi; k0 += KEYS) {
+        int64_t nk = min64(KEYS, a->S - k0);
+        load_keys(j, b, kv, k0, nk, f.keys, f.kt);
+        load_rows(j, j->v, fsdp__attention_at(a->v_stride, b, k0, kv), a->v_stride[1], nk, KEYS,
+                  f.v);
+        for (int64_t g = 0; g < j->group; g++)
+            for (int64_t i = 0; i < n; i += QUERIES)
+                forward_tile(j, &f, b, kv * j->group + g, t0 + i, g * rows + i,
+                             min64(QUERIES, n - i), k0, nk);
+    }
+    for (int64_t g = 0; g < j->group; g++)
+        for (int64_t i = 0; i < n; i++)
+            forward_store(j, &f, b, kv * j->group + g, t0 + i, g * rows + i);
+}
+
+static void job_sizes(job *j)
+{
+    j->group = j->a->H / j->a->KV;
+    j->columns = round_up(j->a->D, j->tile->nr);
+    j->ldd = j->columns + LD_PAD;
+    j->rows = max64(PART_ROWS / j->group / QUERIES, 1) * QUERIES;
+    j->cuts = (j->a->T + j->rows - 1) / j->rows;
+}
+
+static fsdp_status job_run(job *j, int64_t parts, void (*fn)(void *, int64_t))
+{
+    fsdp__parallel(parts, fn, j);
+    if (!atomic_load(&j->failed)) return FSDP_OK;
+    return fsdp__fail_memory("scratch of attention", (size_t)(4 * PART_ROWS * j->ldd));
+}
+
+fsdp_status fsdp__k_attention(const fsdp__attention *a, const void *q, const void *k, const void *v,
+                              void *out, void *lse)
+{
+    job j = {.a = a, .tile = fsdp__attention_tile_get(), .q = q, .k = k, .v = v, .out = out};
+    if (!j.tile || a->t == FSDP_F64) return fsdp__k_attention_plain(a, q, k, v, out, lse);
+    if (a->B == 0 || a->T == 0 || a->H == 0) return FSDP_OK;
+    j.lse = lse;
+    job_sizes(&j);
+    return job_run(&j, a->B * a->KV * j.cuts, forward_part);
+}
+
+/* ---- backward --------------------------------------------------------------------------- */
+
+/* The scratch of one (b,kv). */
+typedef struct backward {
+    float *keys, *kt, *vt; /* (KEYS,ldd), (P,LDS), (P,LDS) */
+    float *dk, *dv;        /* (KEYS,ldd) */
+    float *q, *dout, *dq;  /* (QUERIES,ldd) */
+    float *s, *dp;         /* (QUERIES,LDS) */
+    float *delta;          /* (G,T) */
+    float *sums;           /* (G,T,D): dq in f32, unless dq itself is f32 */
+} backward;
+
+static bool backward_take(const job *j, backward *w)
+{
+    const fsdp__attention *a = j->a;
+    bool narrow = j->dq && j->g->dt != FSDP_F32;
+    int64_t rows = j->group * a->T;
+    int64_t total = 3 * KEYS * j->ldd + 2 * j->columns * LDS + 3 * QUERIES * j->ldd +
+                    2 * QUERIES * LDS + round_up(rows, 16) +
+                    (narrow ? round_up(rows * a->D, 16) : 0);
+    float *at = fsdp__scratch(FSDP__SCRATCH_ATTENTION, (size_t)total * 4);
+    if (!at) return false;
+    w->keys = take(&at, KEYS * j->ldd);
+    w->dk = take(&at, KEYS * j->ldd), w->dv = take(&at, KEYS * j->ldd);
+    w->kt = take(&at, j->columns * LDS), w->vt = take(&at, j->columns * LDS);
+    w->q = take(&at, QUERIES * j->ldd), w->dout = take(&at, QUERIES * j->ldd);
+    w->dq = take(&at, QUERIES * j->ldd);
+    w->s = take(&at, QUERIES * LDS), w->dp = take(&at, QUERIES * LDS);
+    w->delta = take(&at, rows);
+    w->sums = narrow ? take(&at, rows * a->D) : NULL;
+    if (narrow) memset(w->sums, 0, (size_t)(rows * a->D) * 4);
+    return true;
+}
+
+/* delta[t] = sum over d of dout * out, for each head of the group; and zeros
+ * where dq is summed in place. */
+static void backward_begin(const job *j, const backward *w, int64_t b, int64_t kv)
+{
+    const fsdp__attention *a = j->a;
+    for (int64_t g = 0; g < j->group; g++)
+        for (int64_t t = 0; t < a->T; t++) {
+            int64_t h = kv * j->group + g;
+            load_rows(j, j->out_read, fsdp__attention_at(a->o_stride, b, t, h), 0, 1, 1, w->q);
+            load_rows(j, j->dout, fsdp__attention_at(j->g->do_stride, b, t, h), 0, 1, 1, w->dout);
+            w->delta[g * a->T + t] = j->tile->dot(w->q, w->dout, j->columns);
+            if (j->dq && !w->sums && !j->g->add_q)
+                memset((float *)j->dq + fsdp__attention_at(j->g->dq_stride, b, t, h), 0,
+                       (size_t)a->D * 4);
+        }
+}
+
+/* dv += p^T dout and dk += ds^T q, for the keys that some row sees; keys near
+ * the diagonal begin with the first row that sees them. */
+static void backward_keys(const job *j, const backward *w, const view *v)
+{
+    const fsdp__attention_tile *x = j->tile;
+    int64_t step = v->same ? KEYS : KEYS_PART;
+    for (int64_t k = v->min / KEYS_PART * KEYS_PART; k < v->max; k += step) {
+        int64_t n = min64(step, round_up(v->max - k, KEYS_PART)), first = 0, end = v->rows;
+        while (first < end && (v->hi[first] <= k || v->lo[first] >= k + n))
+            first++;
+        while (first < end && (v->hi[end - 1] <= k || v->lo[end - 1] >= k + n))
+            end--;
+        if (j->dv)
+            x->multiply(n, j->columns, end - first, w->s + first * LDS + k, 1, LDS,
+                        w->dout + first * j->ldd, j->ldd, w->dv + k * j->ldd, j->ldd, 1);
+        if (j->dk)
+            x->multiply(n, j->columns, end - first, w->dp + first * LDS + k, 1, LDS,
+                        w->q + first * j->ldd, j->ldd, w->dk + k * j->ldd, j->ldd, 1);
+    }
+}
+
+/* dq of the tile's rows, added to where they are summed. */
+static void backward_queries(const job *j, const backward *w, const view *v, int64_t b, int64_t h,
+                             int64_t t0, int64_t first)
+{
+    const fsdp__attention_tile *x = j->tile;
+    const fsdp__attention *a = j->a;
+    if (!j->dq) return;
+    for (int64_t s = 0, run; s < v->strips; s += run) {
+        run = view_run(v, s);
+        int64_t lo = v->strip_lo[s], r = s * x->mr;
+        if (v->strip_hi[s] <= lo) continue;
+        x->multiply(run * x->mr, j->columns, v->strip_hi[s] - lo, w->dp + r * LDS + lo, LDS, 1,
+                    w->keys + lo * j->ldd, j->ldd, w->dq + r * j->ldd, j->ldd, 0);
+        for (int64_t i = r; i < min64(v->rows, r + run * x->mr); i++)
+            add_to(w->sums ? w->sums + (first + i) * a->D
+                           : (float *)j->dq + fsdp__attention_at(j->g->dq_stride, b, t0 + i, h),
+                   w->dq + i * j->ldd, a->D);
+    }
+}
+
+/* Weights and score gradients of row i in s and dp, zero where unseen. */
+static void backward_row(const job *j, const backward *w, const view *v, int64_t b, int64_t h,
+                         int64_t t, int64_t i, int64_t k0, float delta)
+{
+    const fsdp__attention *a = j->a;
+    int64_t strip = i / j->tile->mr, lo = v->strip_lo[strip], hi = v->strip_hi[strip];
+    float *s = w->s + i * LDS, *dp = w->dp + i * LDS, keep[KEYS];
+    float lse = j->lse[(b * a->H + h) * a->T + t];
+    if (hi > lo && v->hi[i] > v->lo[i]) {
+        hide(v, i, strip, s, -INFINITY);
+        hide(v, i, strip, dp, 0.0f);
+        if (a->drop_p > 0) {
+            memset(keep, 0, sizeof keep);
+            keep_factors(a, b, h, t, k0 + v->lo[i], v->hi[i] - v->lo[i], keep + v->lo[i]);
+        }
+        j->tile->gradient(s + lo, dp + lo, hi - lo, lse * LOG2E, delta, a->scale,
+                          a->drop_p > 0 ? keep + lo : NULL);
+    } else {
+        lo = hi = 0;
+    }
+    memset(s, 0, (size_t)lo * 4), memset(dp, 0, (size_t)lo * 4);
+    memset(s + hi, 0, (size_t)(KEYS - hi) * 4), memset(dp + hi, 0, (size_t)(KEYS - hi) * 4);
+}
+
+/* One tile of queries t0 .. t0+n-1 of head g of the group. */
+static void backward_tile(const job *j, const backward *w, int64_t b, int64_t kv, int64_t g,
+                          int64_t t0, int64_t n, int64_t k0, int64_t nk)
+{
+    const fsdp__attention *a = j->a;
+    const fsdp__attention_tile *x = j->tile;
+    int64_t h = kv * j->group + g;
+    view v;
+    view_make(j, t0, n, k0, nk, &v);
+    if (v.min >= v.max) return;
+    load_rows(j, j->q, fsdp__attention_at(a->q_stride, b, t0, h), a->q_stride[1], n, QUERIES, w->q);
+    load_rows(j, j->dout, fsdp__attention_at(j->g->do_stride, b, t0, h), j->g->do_stride[1], n,
+              QUERIES, w->dout);
+    for (int64_t s = 0, run; s < v.strips; s += run) {
+        run = view_run(&v, s);
+        int64_t lo = v.strip_lo[s], width = v.strip_hi[s] - lo, r = s * x->mr;
+        x->multiply(run * x->mr, width, a->D, w->q + r * j->ldd, j->ldd, 1, w->kt + lo, LDS,
+                    w->s + r * LDS + lo, LDS, 0);
+        x->multiply(run * x->mr, width, a->D, w->dout + r * j->ldd, j->ldd, 1, w->vt + lo, LDS,
+                    w->dp + r * LDS + lo, LDS, 0);
+    }
+    for (int64_t i = 0; i < n; i++)
+        backward_row(j, w, &v, b, h, t0 + i, i, k0, w->delta[g * a->T + t0 + i]);
+    for (int64_t i = n; i < v.strips * x->mr; i++) {
+        memset(w->s + i * LDS, 0, KEYS * 4);
+        memset(w->dp + i * LDS, 0, KEYS * 4);
+    }
+    backward_keys(j, w, &v);
+    backward_queries(j, w, &v, b, h, t0, g * a->T + t0);
+}
+
+/* dk and dv of one tile of keys, complete. */
+static void backward_store_keys(const job *j, const backward *w, int64_t b, int64_t kv, int64_t k0,
+                                int64_t nk)
+{
+    const fsdp__attention_grad *g = j->g;
+    for (int64_t i = 0; i < nk; i++) {
+        if (j->dk)
+            store_row(j->dk, fsdp__attention_at(g->dk_stride, b, k0 + i, kv), g->dt,
+                      w->dk + i * j->ldd, j->a->D, g->add_k);
+        if (j->dv)
+            store_row(j->dv, fsdp__attention_at(g->dv_stride, b, k0 + i, kv), g->dt,
+                      w->dv + i * j->ldd, j->a->D, g->add_v);
+    }
+}
+
+/* One (b,kv): by tiles of keys, whose dk and dv are whole at the tile's end. */
+static void backward_part(void *arg, int64_t part)
+{
+    job *j = arg;
+    const fsdp__attention *a = j->a;
+    int64_t b = part / a->KV, kv = part % a->KV;
+    backward w;
+    if (!backward_take(j, &w)) {
+        atomic_store(&j->failed, 1);
+        return;
+    }
+    backward_begin(j, &w, b, kv);
+    for (int64_t k0 = 0; k0 < a->S; k0 += KEYS) {
+        int64_t nk = min64(KEYS, a->S - k0);
+        load_rows(j, j->v, fsdp__attention_at(a->v_stride, b, k0, kv), a->v_stride[1], nk, KEYS,
+                  w.keys);
+        j->tile->transpose(w.keys, j->ldd, KEYS, j->columns, 1.0f, w.vt, LDS);
+        load_keys(j, b, kv, k0, nk, w.keys, w.kt);
+        memset(w.dk, 0, (size_t)(KEYS * j->ldd) * 4);
+        memset(w.dv, 0, (size_t)(KEYS * j->ldd) * 4);
+        for (int64_t g = 0; g < j->group; g++)
+            for (int64_t t0 = 0; t0 < a->T; t0 += QUERIES)
+                backward_tile(j, &w, b, kv, g, t0, min64(QUERIES, a->T - t0), k0, nk);
+        backward_store_keys(j, &w, b, kv, k0, nk);
+    }
+    for (int64_t i = 0; w.sums && i < j->group * a->T; i++)
+        store_row(j->dq, fsdp__attention_at(j->g->dq_stride, b, i % a->T, kv * j->group + i / a->T),
+                  j->g->dt, w.sums + i * a->D, a->D, j->g->add_q);
+}
+
+fsdp_status fsdp__k_attention_backward(const fsdp__attention *a, const fsdp__attention_grad *g,
+                                       const void *q, const void *k, const void *v, const void *out,
+                                       const void *dout, const void *lse, void *dq, void *dk,
+                                       void *dv)
+{
+    job j = {.a = a,
+             .g = g,
+             .tile = fsdp__attention_tile_get(),
+             .q = q,
+             .k = k,
+             .v = v,
+             .out_read = out,
+             .dout = dout,
+             .dq = dq,
+             .dk = dk,
+             .dv = dv,
+             .lse = (float *)(uintptr_t)lse};
+    if (!j.tile || a->t == FSDP_F64)
+        return fsdp__k_attention_backward_plain(a, g, q, k, v, out, dout, lse, dq, dk, dv);
+    if (a->B == 0 || a->H == 0) return FSDP_OK;
+    job_sizes(&j);
+    return job_run(&j, a->B * a->KV, backward_part);
+}

@@ -218,7 +218,7 @@ fsdp_status fsdp__model_config_check(const fsdp_model_config *c, const char *whe
         return fsdp__fail(FSDP_INVALID_CONFIG,
                           "%s: sliding_window: found %lld, expected 1 or more, or null", where,
                           (long long)c->sliding_window);
-    if (g ? c->hidden_act > FSDP_ACT_RELU : c->hidden_act != FSDP_ACT_SILU)
+    if (g ? c->hidden_act > FSDP_ACT_TANH : c->hidden_act != FSDP_ACT_SILU)
         return fsdp__fail(FSDP_UNSUPPORTED, "%s: hidden_act: expected silu for %s", where,
                           fsdp__model_type(c->family));
     return FSDP_OK;

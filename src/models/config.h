@@ -36,7 +36,8 @@ typedef enum fsdp_activation {
     FSDP_ACT_SILU,
     FSDP_ACT_GELU,
     FSDP_ACT_GELU_TANH,
-    FSDP_ACT_RELU
+    FSDP_ACT_RELU,
+    FSDP_ACT_TANH
 } fsdp_activation;
 
 /* How rotary frequencies are changed for longer contexts. */

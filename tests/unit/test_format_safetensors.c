@@ -691,6 +691,46 @@ static fsdp_status fill_fails(void *arg, int64_t index, int64_t offset, int64_t 
     return FSDP_INTERRUPTED;
 }
 
+/* A file that transformers wrote, read and written again, is the same file. */
+static void test_round_trip(void **state)
+{
+    (void)state;
+    static const char theirs[] = FSDP_TEST_DATA "/models/llama-tied/model.safetensors";
+    fsdp__st *r = fsdp__st_open(theirs);
+    if (!r) fail_msg("%s", fsdp_error_text());
+    assert_true(fsdp__st_count(r) > 20);
+    fsdp__st_writer *w = fsdp__st_writer_create(path);
+    /* declared in the opposite order, written tensor by tensor in two halves, the second first */
+    for (int64_t i = fsdp__st_count(r) - 1; i >= 0; i--) {
+        const fsdp__st_tensor *t = fsdp__st_at(r, i);
+        assert_int_equal(fsdp__st_writer_add(w, t->name, t->dtype, t->ndim, t->shape), FSDP_OK);
+    }
+    assert_int_equal(fsdp__st_writer_begin(w), FSDP_OK);
+    for (int64_t i = fsdp__st_count(r) - 1; i >= 0; i--) {
+        const fsdp__st_tensor *t = fsdp__st_at(r, i);
+        int64_t half = t->bytes / 2;
+        char *data = malloc((size_t)t->bytes);
+        assert_int_equal(fsdp__st_read(r, t, 0, t->bytes, data), FSDP_OK);
+        assert_int_equal(fsdp__st_writer_write(w, t->name, half, t->bytes - half, data + half),
+                         FSDP_OK);
+        assert_int_equal(fsdp__st_writer_write(w, t->name, 0, half, data), FSDP_OK);
+        free(data);
+    }
+    assert_int_equal(fsdp__st_writer_finish(w), FSDP_OK);
+    fsdp__st_writer_free(w);
+    char *a, *b;
+    size_t na, nb;
+    assert_int_equal(fsdp__file_read(theirs, &a, &na), FSDP_OK);
+    assert_int_equal(fsdp__file_read(path, &b, &nb), FSDP_OK);
+    assert_int_equal(na, nb);
+    assert_memory_equal(a, b, na);
+    assert_int_equal(fsdp__st_bytes_read(r), (int64_t)na); /* each byte once */
+    free(a);
+    free(b);
+    fsdp__st_close(r);
+    fsdp__file_remove(path);
+}
+
 /* A full disk, as a limit of the file size shows it: text, and the old file is untouched. */
 static void test_write_no_space(void **state)
 {
@@ -776,6 +816,7 @@ int main(void)
         TEST(test_write_fill),
         TEST(test_write_ranges),
         TEST(test_write_incomplete),
+        TEST(test_round_trip),
         TEST(test_write_no_space),
         TEST(test_write_header_limit),
     };

@@ -55,7 +55,8 @@ static void make(void **src, int k, fsdp_dtype t, size_t n)
     float *x = malloc(n * sizeof *x + 1);
     for (int j = 0; j < k; j++) {
         fsdp__rng_uniform_fill(100 + (uint64_t)j, 0, x, n);
-        for (size_t i = 0; i < n; i++) x[i] = (x[i] - 0.5f) * (i % 17 == 0 ? 1e6f : 1.0f);
+        for (size_t i = 0; i < n; i++)
+            x[i] = (x[i] - 0.5f) * (i % 17 == 0 ? 1e6f : 1.0f);
         src[j] = malloc(n * 8 + 1);
         fsdp__convert(src[j], t, x, FSDP_F32, n);
     }

@@ -76,7 +76,7 @@ static void stream_end(bool stream)
 
 /* ---- f32 blocks -------------------------------------------------------------- */
 
-/* The block x as f32: in place if it is, else in buffer. */
+/* The block x as f32, in buffer: always a copy, since x may not be aligned. */
 static const float *load_f32(const fsdp__block_kernels *k, float *buffer, const void *x,
                              fsdp_dtype t, size_t n)
 {
@@ -426,19 +426,17 @@ static void add_wide(wide_block *a, const wide_block *b, wide w, size_t n)
             a->u[e] += b->u[e];
 }
 
-/* Integer sums times a scale that is not 1 become floats. */
-static wide scale_wide(wide_block *b, wide w, double scale, size_t n)
-{
-    for (size_t e = 0; e < n; e++) {
-        double v = w == WIDE_F64 ? b->f[e] : w == WIDE_I64 ? (double)b->i[e] : (double)b->u[e];
-        b->f[e] = v * scale;
-    }
-    return WIDE_F64;
-}
-
 static double wide_value(const wide_block *b, wide w, size_t e)
 {
     return w == WIDE_F64 ? b->f[e] : w == WIDE_I64 ? (double)b->i[e] : (double)b->u[e];
+}
+
+/* Integer sums times a scale that is not 1 become floats. */
+static wide scale_wide(wide_block *b, wide w, double scale, size_t n)
+{
+    for (size_t e = 0; e < n; e++)
+        b->f[e] = wide_value(b, w, e) * scale;
+    return WIDE_F64;
 }
 
 /* The same for f64 and integers: the sum of leaves [first, first + count). */

@@ -1,7 +1,6 @@
 /*
- * convert_internal.h - the block kernels under convert.h, one table a
- * instruction set. n is at most FSDP__BLOCK elements' worth of a block in the
- * first-level cache; all give the same bits.
+ * convert_internal.h - the block kernels under convert.h: one table an
+ * instruction set, and the same bits from each. Sources need no alignment.
  */
 #ifndef FSDP_BASE_CONVERT_INTERNAL_H
 #define FSDP_BASE_CONVERT_INTERNAL_H

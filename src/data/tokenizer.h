@@ -14,6 +14,8 @@ typedef struct fsdp__ids {
     int64_t count, cap;
 } fsdp__ids;
 
+fsdp_status fsdp__ids_add(fsdp__ids *ids, const int32_t *items, int64_t n);
+
 /* Appends the ids of text (len) to out. */
 fsdp_status fsdp__tokenizer_encode(fsdp_tokenizer *t, const char *text, size_t len,
                                    bool add_special, fsdp__ids *out);

@@ -120,7 +120,7 @@ fsdp_status fsdp__bpe_read(fsdp__bpe *m, const json_t *model, const char *mark);
 void fsdp__bpe_free(fsdp__bpe *m);
 /* Appends the ids of one word (n bytes of UTF-8). */
 fsdp_status fsdp__bpe_encode(fsdp__bpe *m, const char *word, size_t n, fsdp__ids *out);
-fsdp_status fsdp__ids_add(fsdp__ids *ids, const int32_t *items, int64_t n);
+
 
 /* ---- the whole ------------------------------------------------------------------ */
 

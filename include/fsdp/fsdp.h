@@ -8,6 +8,14 @@
 #include "dtype.h"
 #include "context.h"
 #include "device.h"
+#include "tensor.h"
+#include "autograd.h"
+#include "ops.h"
+#include "nn.h"
 #include "comm.h"
+#include "mesh.h"
+#include "dtensor.h"
+#include "shard.h"
+#include "optim.h"
 
 #endif

@@ -111,12 +111,5 @@ FSDP_API fsdp_tensor *fsdp_head_cross_entropy(fsdp_tensor *x, fsdp_tensor *w,
 FSDP_API fsdp_tensor *fsdp_mse_loss(fsdp_tensor *x, fsdp_tensor *target,
                                     fsdp_reduction r);
 
-/* ---- random numbers of ops ------------------------------------------------------------ */
-
-/* What dropout draws from: seed and step, and the global ids of the samples of
- * this microbatch (copied). n 0: rank * rows + row stands in. */
-FSDP_API fsdp_status fsdp_random_set(uint64_t seed, uint64_t step,
-                                     const uint64_t *sample_ids, int64_t n);
-
 FSDP_EXTERN_C_END
 #endif

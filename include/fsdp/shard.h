@@ -23,11 +23,11 @@ typedef struct fsdp_mixed_precision_policy {
 
 /* After forward: free the gathered parameters (ALWAYS), keep them for backward
  * (NEVER), or AUTO: ALWAYS, but NEVER for the root. */
-typedef enum fsdp_reshard {
+typedef enum fsdp_reshard_policy {
     FSDP_RESHARD_AUTO,
     FSDP_RESHARD_ALWAYS,
     FSDP_RESHARD_NEVER
-} fsdp_reshard;
+} fsdp_reshard_policy;
 
 /* Along which dim to cut a parameter (any dim, any size). */
 typedef int (*fsdp_shard_placement_fn)(void *arg, const char *name,
@@ -35,7 +35,7 @@ typedef int (*fsdp_shard_placement_fn)(void *arg, const char *name,
 
 typedef struct fsdp_shard_options {
     fsdp_mesh *mesh; /* one axis: shard; two: replicate, then shard */
-    fsdp_reshard reshard_after_forward;
+    fsdp_reshard_policy reshard_after_forward;
     fsdp_mixed_precision_policy mp_policy;
     fsdp_shard_placement_fn placement_fn; /* NULL: dim 0 */
     void *placement_arg;

@@ -97,5 +97,12 @@ FSDP_API fsdp_status fsdp_fill_(fsdp_tensor *t, double value);
 /* dst += src, converted; same sizes. */
 FSDP_API fsdp_status fsdp_accumulate_(fsdp_tensor *dst, const fsdp_tensor *src);
 
+/* ---- random numbers of ops ------------------------------------------------------------ */
+
+/* What dropout draws from: seed and step, and the global ids of the samples of
+ * this microbatch (copied). n 0: rank * rows + row stands in. */
+FSDP_API fsdp_status fsdp_random_set(uint64_t seed, uint64_t step,
+                                     const uint64_t *sample_ids, int64_t n);
+
 FSDP_EXTERN_C_END
 #endif

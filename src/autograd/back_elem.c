@@ -22,8 +22,8 @@ static fsdp_status give_sum(fsdp__node *n, int k, fsdp_tensor *g, double factor)
         int j = i - (g->ndim - m->ndim);
         o_sizes[i] = j < 0 ? 1 : m->size[j];
     }
-    fsdp__k_sum(g->ndim, g->size, fsdp_data(g), g->stride, g->dtype, o_sizes, factor,
-                fsdp_data(dx), dx->dtype, add);
+    fsdp__k_sum(g->ndim, g->size, fsdp_data(g), g->stride, g->dtype, o_sizes, factor, fsdp_data(dx),
+                dx->dtype, add);
     return FSDP_OK;
 }
 
@@ -58,8 +58,8 @@ static fsdp_status give_binary(fsdp__node *n, int k, fsdp__binary op, const fsdp
     fsdp_tensor *t =
         fsdp__tensor_create(fsdp__stat_dtype(g->dtype), g->ndim, g->size, g->st->device);
     if (!t) return fsdp_error();
-    fsdp__k_binary(op, g->ndim, g->size, fsdp_data(a), sa, fsdp_data(b), sb, g->dtype,
-                   fsdp_data(t), t->dtype, 0);
+    fsdp__k_binary(op, g->ndim, g->size, fsdp_data(a), sa, fsdp_data(b), sb, g->dtype, fsdp_data(t),
+                   t->dtype, 0);
     FSDP__PLACE(dx, add, k);
     int64_t o_sizes[FSDP_MAX_DIMS];
     const fsdp__meta *m = &n->in[k].meta;
@@ -67,8 +67,8 @@ static fsdp_status give_binary(fsdp__node *n, int k, fsdp__binary op, const fsdp
         int j = i - (g->ndim - m->ndim);
         o_sizes[i] = j < 0 ? 1 : m->size[j];
     }
-    fsdp__k_sum(t->ndim, t->size, fsdp_data(t), t->stride, t->dtype, o_sizes, factor,
-                fsdp_data(dx), dx->dtype, add);
+    fsdp__k_sum(t->ndim, t->size, fsdp_data(t), t->stride, t->dtype, o_sizes, factor, fsdp_data(dx),
+                dx->dtype, add);
     return FSDP_OK;
 }
 
@@ -96,8 +96,8 @@ fsdp_status fsdp__back_div(fsdp__node *n, fsdp_tensor **gout)
     fsdp__spread_strides(g, g->ndim, g->size, sg);
     fsdp__spread_strides(a, g->ndim, g->size, sa);
     fsdp__spread_strides(b, g->ndim, g->size, sb);
-    fsdp__k_binary(FSDP__BINARY_MUL, g->ndim, g->size, fsdp_data(g), sg, fsdp_data(a), sa,
-                   g->dtype, fsdp_data(t), t->dtype, 0);
+    fsdp__k_binary(FSDP__BINARY_MUL, g->ndim, g->size, fsdp_data(g), sg, fsdp_data(a), sa, g->dtype,
+                   fsdp_data(t), t->dtype, 0);
     fsdp__k_binary(FSDP__BINARY_DIV, g->ndim, g->size, fsdp_data(t), t->stride, fsdp_data(b), sb,
                    g->dtype, fsdp_data(t), t->dtype, 0);
     return give_binary(n, 1, FSDP__BINARY_DIV, t, b, t, -1.0);
@@ -124,10 +124,10 @@ static fsdp_status back_unary(fsdp__node *n, fsdp_tensor **gout, fsdp__unary op,
     return FSDP_OK;
 }
 
-#define BACK_UNARY(name, x, y)                                                                     \
-    fsdp_status fsdp__back_##name(fsdp__node *n, fsdp_tensor **gout)                               \
-    {                                                                                              \
-        return back_unary(n, gout, FSDP__UNARY_##name, x, y);                                      \
+#define BACK_UNARY(name, x, y)                                       \
+    fsdp_status fsdp__back_##name(fsdp__node *n, fsdp_tensor **gout) \
+    {                                                                \
+        return back_unary(n, gout, FSDP__UNARY_##name, x, y);        \
     }
 BACK_UNARY(scale, false, false)
 BACK_UNARY(shift, false, false)
@@ -152,8 +152,7 @@ fsdp_status fsdp__back_swiglu(fsdp__node *n, fsdp_tensor **gout)
     fsdp_tensor *d[2] = {NULL, NULL};
     int add[2] = {0, 0};
     for (int k = 0; k < 2; k++)
-        if (fsdp__grad_wanted(n, k) && !(d[k] = fsdp__grad_out(n, k, &add[k])))
-            return fsdp_error();
+        if (fsdp__grad_wanted(n, k) && !(d[k] = fsdp__grad_out(n, k, &add[k]))) return fsdp_error();
     /* Both inputs may be one tensor: its second gradient adds to the first. */
     fsdp__k_swiglu_backward(fsdp_data(a), fsdp_data(b), a->dtype, fsdp_data(g), fsdp_numel(g),
                             fsdp_data(d[0]), d[0] ? d[0]->dtype : a->dtype, add[0],

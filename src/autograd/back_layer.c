@@ -46,16 +46,14 @@ fsdp_status fsdp__back_matmul(fsdp__node *n, fsdp_tensor **gout)
     if (fsdp__grad_wanted(n, 0)) {
         FSDP__SAVED_DENSE(b, 1);
         FSDP__PLACE(da, add, 0);
-        FSDP_TRY(fsdp__k_gemm_batched(batch, 0, 1, M, K, N, fsdp_data(g), N, M * N, fsdp_data(b),
-                                      N, K * N, g->dtype, fsdp_data(da), K, M * K, da->dtype,
-                                      add));
+        FSDP_TRY(fsdp__k_gemm_batched(batch, 0, 1, M, K, N, fsdp_data(g), N, M * N, fsdp_data(b), N,
+                                      K * N, g->dtype, fsdp_data(da), K, M * K, da->dtype, add));
     }
     if (fsdp__grad_wanted(n, 1)) {
         FSDP__SAVED_DENSE(a, 0);
         FSDP__PLACE(db, add, 1);
-        FSDP_TRY(fsdp__k_gemm_batched(batch, 1, 0, K, N, M, fsdp_data(a), K, M * K, fsdp_data(g),
-                                      N, M * N, g->dtype, fsdp_data(db), N, K * N, db->dtype,
-                                      add));
+        FSDP_TRY(fsdp__k_gemm_batched(batch, 1, 0, K, N, M, fsdp_data(a), K, M * K, fsdp_data(g), N,
+                                      M * N, g->dtype, fsdp_data(db), N, K * N, db->dtype, add));
     }
     return FSDP_OK;
 }
@@ -66,8 +64,8 @@ fsdp_status fsdp__back_embedding(fsdp__node *n, fsdp_tensor **gout)
     fsdp_tensor *g = fsdp__dense(gout[0]);
     if (!g) return fsdp_error();
     FSDP__PLACE(dw, add, 0);
-    fsdp__k_embedding_backward(fsdp_data(g), g->dtype, fsdp_data(ids), fsdp_numel(ids),
-                               dw->size[0], dw->size[1], fsdp_data(dw), dw->dtype, add);
+    fsdp__k_embedding_backward(fsdp_data(g), g->dtype, fsdp_data(ids), fsdp_numel(ids), dw->size[0],
+                               dw->size[1], fsdp_data(dw), dw->dtype, add);
     return FSDP_OK;
 }
 
@@ -77,8 +75,7 @@ static fsdp_status places(fsdp__node *n, int count, fsdp_tensor **d, int *add)
     for (int k = 0; k < count; k++) {
         d[k] = NULL;
         add[k] = 0;
-        if (fsdp__grad_wanted(n, k) && !(d[k] = fsdp__grad_out(n, k, &add[k])))
-            return fsdp_error();
+        if (fsdp__grad_wanted(n, k) && !(d[k] = fsdp__grad_out(n, k, &add[k]))) return fsdp_error();
     }
     return FSDP_OK;
 }
@@ -112,11 +109,11 @@ fsdp_status fsdp__back_layer_norm(fsdp__node *n, fsdp_tensor **gout)
     if (!g || fsdp_error()) return fsdp_error();
     int add[3];
     FSDP_TRY(places(n, 3, d, add));
-    fsdp__k_layer_norm_backward(
-        fsdp_data(x), fsdp_data(w), x->dtype, fsdp__rows(x), x->size[x->ndim - 1], fsdp_data(mean),
-        fsdp_data(rstd), fsdp_data(g), fsdp_data(d[0]), dtype_of(d[0], x->dtype), add[0],
-        fsdp_data(d[1]), dtype_of(d[1], x->dtype), add[1], fsdp_data(d[2]),
-        dtype_of(d[2], x->dtype), add[2]);
+    fsdp__k_layer_norm_backward(fsdp_data(x), fsdp_data(w), x->dtype, fsdp__rows(x),
+                                x->size[x->ndim - 1], fsdp_data(mean), fsdp_data(rstd),
+                                fsdp_data(g), fsdp_data(d[0]), dtype_of(d[0], x->dtype), add[0],
+                                fsdp_data(d[1]), dtype_of(d[1], x->dtype), add[1], fsdp_data(d[2]),
+                                dtype_of(d[2], x->dtype), add[2]);
     return FSDP_OK;
 }
 
@@ -138,8 +135,14 @@ fsdp_status fsdp__back_rotary(fsdp__node *n, fsdp_tensor **gout)
     fsdp_tensor *g = gout[0];
     if (g->stride[3] != 1 && g->size[3] > 1 && !(g = fsdp__dense(g))) return fsdp_error();
     FSDP__PLACE(dx, add, 0);
-    fsdp__rotary r = {.t = g->dtype, .dt = dx->dtype, .B = g->size[0], .T = g->size[1],
-                      .H = g->size[2], .D = g->size[3], .inverse = 1, .add = add,
+    fsdp__rotary r = {.t = g->dtype,
+                      .dt = dx->dtype,
+                      .B = g->size[0],
+                      .T = g->size[1],
+                      .H = g->size[2],
+                      .D = g->size[3],
+                      .inverse = 1,
+                      .add = add,
                       .table_b_stride = cs->ndim == 3 ? cs->stride[0] : 0};
     memcpy(r.x_stride, g->stride, sizeof r.x_stride);
     memcpy(r.y_stride, dx->stride, sizeof r.y_stride);

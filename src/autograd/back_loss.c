@@ -13,8 +13,8 @@ static fsdp_status attention_place(fsdp__node *n, int k, fsdp_tensor *like, fsdp
 {
     /* q, k and v may be one tensor, whose gradient is then a sum: the second and third come by way
      * of a temporary, because the kernel writes the three in no promised order. */
-    bool again = k > 0 && n->in[k].node && (n->in[k].node == n->in[0].node ||
-                                            (k > 1 && n->in[k].node == n->in[1].node));
+    bool again = k > 0 && n->in[k].node &&
+                 (n->in[k].node == n->in[0].node || (k > 1 && n->in[k].node == n->in[1].node));
     *d = *final = NULL;
     *add = 0;
     if (!fsdp__grad_wanted(n, k)) return FSDP_OK;
@@ -88,8 +88,7 @@ fsdp_status fsdp__back_head_cross_entropy(fsdp__node *n, fsdp_tensor **gout)
     int add[3] = {0, 0, 0};
     for (int k = 0; k < 3; k++) {
         d[k] = NULL;
-        if (fsdp__grad_wanted(n, k) && !(d[k] = fsdp__grad_out(n, k, &add[k])))
-            return fsdp_error();
+        if (fsdp__grad_wanted(n, k) && !(d[k] = fsdp__grad_out(n, k, &add[k]))) return fsdp_error();
     }
     return fsdp__k_head_loss_backward(
         fsdp_data(x), fsdp_data(w), fsdp_data(b), x->dtype, fsdp__rows(x), w->size[1], w->size[0],

@@ -41,7 +41,8 @@ fsdp_status fsdp__back_slice(fsdp__node *n, fsdp_tensor **gout)
     int64_t start = n->i[1];
     if (!add) fsdp__k_fill(fsdp_data(dx), dx->dtype, fsdp_numel(dx), 0.0);
     if (fsdp_numel(gout[0]) == 0) return FSDP_OK;
-    char *dst = (char *)fsdp_data(dx) + (size_t)(start * dx->stride[d]) * fsdp_dtype_size(dx->dtype);
+    char *dst =
+        (char *)fsdp_data(dx) + (size_t)(start * dx->stride[d]) * fsdp_dtype_size(dx->dtype);
     fsdp__k_copy(gout[0]->ndim, gout[0]->size, fsdp_data(gout[0]), gout[0]->dtype, gout[0]->stride,
                  dst, dx->dtype, dx->stride, 1);
     return FSDP_OK;
@@ -55,9 +56,9 @@ fsdp_status fsdp__back_cat(fsdp__node *n, fsdp_tensor **gout)
     for (int k = 0; k < n->n_in; k++) {
         const fsdp__meta *m = &n->in[k].meta;
         if (fsdp__grad_wanted(n, k))
-            FSDP_TRY(fsdp__grad_give(n, k, fsdp__tensor_view(g->st, g->dtype, m->ndim, m->size,
-                                                             g->stride,
-                                                             g->offset + at * g->stride[d])));
+            FSDP_TRY(fsdp__grad_give(n, k,
+                                     fsdp__tensor_view(g->st, g->dtype, m->ndim, m->size, g->stride,
+                                                       g->offset + at * g->stride[d])));
         at += m->size[d];
     }
     return FSDP_OK;

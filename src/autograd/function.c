@@ -13,7 +13,7 @@ struct fsdp_function_context {
     void *arg;
     fsdp__node *node; /* borrowed: the node owns the context */
     int n_saved;
-    bool building;    /* a graph is being made: saves are kept */
+    bool building; /* a graph is being made: saves are kept */
     int n_in, n_out;
 };
 

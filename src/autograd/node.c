@@ -163,8 +163,9 @@ fsdp_status fsdp__node_save(fsdp__node *n, int k, fsdp_tensor *t)
         if (s->packed) return FSDP_OK;
         memset(s, 0, sizeof *s);
         return fsdp_error() ? fsdp_error()
-                            : fsdp__fail(FSDP_INVALID_STATE, "%s: a saved-tensor hook packed "
-                                                             "nothing (NULL)",
+                            : fsdp__fail(FSDP_INVALID_STATE,
+                                         "%s: a saved-tensor hook packed "
+                                         "nothing (NULL)",
                                          n->name);
     }
     /* A twin without history: saving an output itself would make a cycle. */

@@ -8,27 +8,33 @@
 #include "autograd/node.h"
 #include "base/error.h"
 
-#define CALL1(op_, a) {.op = FSDP__OP_##op_, .n_in = 1, .n_out = 1, .in = {(a)}}
-#define CALL2(op_, a, b) {.op = FSDP__OP_##op_, .n_in = 2, .n_out = 1, .in = {(a), (b)}}
+#define CALL1(op_, a)                                             \
+    {                                                             \
+        .op = FSDP__OP_##op_, .n_in = 1, .n_out = 1, .in = {(a) } \
+    }
+#define CALL2(op_, a, b)                                               \
+    {                                                                  \
+        .op = FSDP__OP_##op_, .n_in = 2, .n_out = 1, .in = {(a), (b) } \
+    }
 
-#define UNARY(name)                                                                                \
-    fsdp_tensor *fsdp_##name(fsdp_tensor *x)                                                       \
-    {                                                                                              \
-        fsdp__opcall c = CALL1(name, x);                                                           \
-        return fsdp__apply(&c);                                                                    \
+#define UNARY(name)                          \
+    fsdp_tensor *fsdp_##name(fsdp_tensor *x) \
+    {                                        \
+        fsdp__opcall c = CALL1(name, x);     \
+        return fsdp__apply(&c);              \
     }
-#define UNARY_P(name)                                                                              \
-    fsdp_tensor *fsdp_##name(fsdp_tensor *x, double p)                                             \
-    {                                                                                              \
-        fsdp__opcall c = CALL1(name, x);                                                           \
-        c.f[0] = p;                                                                                \
-        return fsdp__apply(&c);                                                                    \
+#define UNARY_P(name)                                  \
+    fsdp_tensor *fsdp_##name(fsdp_tensor *x, double p) \
+    {                                                  \
+        fsdp__opcall c = CALL1(name, x);               \
+        c.f[0] = p;                                    \
+        return fsdp__apply(&c);                        \
     }
-#define BINARY(name)                                                                               \
-    fsdp_tensor *fsdp_##name(fsdp_tensor *a, fsdp_tensor *b)                                       \
-    {                                                                                              \
-        fsdp__opcall c = CALL2(name, a, b);                                                        \
-        return fsdp__apply(&c);                                                                    \
+#define BINARY(name)                                         \
+    fsdp_tensor *fsdp_##name(fsdp_tensor *a, fsdp_tensor *b) \
+    {                                                        \
+        fsdp__opcall c = CALL2(name, a, b);                  \
+        return fsdp__apply(&c);                              \
     }
 
 UNARY(exp)
@@ -229,8 +235,7 @@ fsdp_tensor *fsdp_attention(fsdp_tensor *q, fsdp_tensor *k, fsdp_tensor *v,
                    (long long)c.i[1]);
         return NULL;
     }
-    if (c.f[1] > 0.0 && q && !(c.in[3] = fsdp__random_keys(q->size[0], "attention")))
-        return NULL;
+    if (c.f[1] > 0.0 && q && !(c.in[3] = fsdp__random_keys(q->size[0], "attention"))) return NULL;
     return fsdp__apply(&c);
 }
 
@@ -246,8 +251,8 @@ fsdp_tensor *fsdp_cross_entropy(fsdp_tensor *x, fsdp_tensor *target, int64_t ign
 fsdp_tensor *fsdp_head_cross_entropy(fsdp_tensor *x, fsdp_tensor *w, fsdp_tensor *bias,
                                      fsdp_tensor *target, int64_t ignore_index, fsdp_reduction r)
 {
-    fsdp__opcall c = {.op = FSDP__OP_head_cross_entropy, .n_in = 4, .n_out = 1,
-                      .in = {x, w, bias, target}};
+    fsdp__opcall c = {
+        .op = FSDP__OP_head_cross_entropy, .n_in = 4, .n_out = 1, .in = {x, w, bias, target}};
     c.optional = 4;
     c.i[0] = ignore_index;
     c.i[1] = r;

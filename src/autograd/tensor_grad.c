@@ -13,15 +13,17 @@ fsdp_status fsdp_requires_grad_(fsdp_tensor *t, int on)
 {
     if (!t) return fsdp_error() ? fsdp_error() : FSDP_INVALID_ARGUMENT;
     if (on && !fsdp_dtype_is_floating(t->dtype))
-        return fsdp__fail(FSDP_INVALID_DTYPE, "a tensor of dtype %s cannot require a gradient; "
-                                              "only floating dtypes can",
+        return fsdp__fail(FSDP_INVALID_DTYPE,
+                          "a tensor of dtype %s cannot require a gradient; "
+                          "only floating dtypes can",
                           fsdp_dtype_name(t->dtype));
     if (!on && !t->ag) return FSDP_OK;
     fsdp__autograd *ag = fsdp__autograd_of(t);
     if (!ag) return fsdp_error();
     if (!ag->is_leaf)
-        return fsdp__fail(FSDP_INVALID_STATE, "requires_grad of the output of %s cannot be set; "
-                                              "use fsdp_detach",
+        return fsdp__fail(FSDP_INVALID_STATE,
+                          "requires_grad of the output of %s cannot be set; "
+                          "use fsdp_detach",
                           ag->node->name);
     ag->requires_grad = on != 0;
     return FSDP_OK;

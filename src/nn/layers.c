@@ -34,8 +34,7 @@ static fsdp_module *with_params(layer *l, int ndim, const int64_t *sizes, fsdp_i
     l->weight =
         fsdp_module_add_param(&l->base, "weight", fsdp_param_create(FSDP_F32, ndim, sizes, w));
     if (l->weight && bias)
-        l->bias =
-            fsdp_module_add_param(&l->base, "bias", fsdp_param_create(FSDP_F32, 1, &bias, b));
+        l->bias = fsdp_module_add_param(&l->base, "bias", fsdp_param_create(FSDP_F32, 1, &bias, b));
     if (l->weight && (!bias || l->bias)) return &l->base;
     fsdp_module_free(&l->base);
     return NULL;

@@ -58,8 +58,9 @@ void fsdp_module_free(fsdp_module *m)
 static bool bad_name(const fsdp_module *m, const char *name)
 {
     if (name && *name && !strchr(name, '.')) return false;
-    fsdp__fail(FSDP_INVALID_ARGUMENT, "a child or parameter of %s named \"%s\"; expected a name "
-                                      "without dots",
+    fsdp__fail(FSDP_INVALID_ARGUMENT,
+               "a child or parameter of %s named \"%s\"; expected a name "
+               "without dots",
                m->type, name ? name : "(null)");
     return true;
 }

@@ -12,7 +12,8 @@
 
 struct fsdp_param {
     int refs;
-    fsdp_tensor *t; /* registered now; own reference */
+    fsdp_tensor *t;    /* registered now; own reference */
+    fsdp_tensor *kept; /* the shard, which keeps gradient and state; NULL: t. Owned by the unit */
     fsdp_dtype dtype;
     int ndim;
     int64_t size[FSDP_MAX_DIMS]; /* global */
@@ -63,6 +64,8 @@ void fsdp__module_path(const fsdp_module *m, fsdp__str *out);
 fsdp_status fsdp__module_name_params(fsdp_module *root);
 /* Registers another tensor for p; takes its own reference. */
 void fsdp__param_set(fsdp_param *p, fsdp_tensor *t);
+/* The tensor that keeps gradient and optimizer state: the shard, or the plain parameter. */
+fsdp_tensor *fsdp__param_kept(const fsdp_param *p);
 /* Fills the registered tensor by p's rule. */
 fsdp_status fsdp__param_reset(fsdp_param *p, uint64_t seed);
 

@@ -94,6 +94,11 @@ void fsdp__param_set(fsdp_param *p, fsdp_tensor *t)
     p->t = t;
 }
 
+fsdp_tensor *fsdp__param_kept(const fsdp_param *p)
+{
+    return p->kept ? p->kept : p->t;
+}
+
 /* ---- memory and values -------------------------------------------------------------- */
 
 fsdp_status fsdp_to_empty(fsdp_module *m, fsdp_device d)
@@ -103,7 +108,7 @@ fsdp_status fsdp_to_empty(fsdp_module *m, fsdp_device d)
     FSDP_TRY(fsdp_module_params(m, &l));
     fsdp_status s = FSDP_OK;
     for (int64_t i = 0; i < l.count && s == FSDP_OK; i++) {
-        fsdp__storage *st = l.items[i].param->t->st;
+        fsdp__storage *st = fsdp__param_kept(l.items[i].param)->st;
         if (st->device == d) continue;
         if (d != FSDP_CPU) {
             s = fsdp__fail(FSDP_UNSUPPORTED, "fsdp_to_empty to %s; expected cpu",
@@ -143,7 +148,7 @@ static void fill_run(const fsdp_init_rule *rule, uint64_t key, int64_t first, in
 
 fsdp_status fsdp__param_reset(fsdp_param *p, uint64_t seed)
 {
-    fsdp_tensor *t = p->t;
+    fsdp_tensor *t = fsdp__param_kept(p);
     if (t->st->device == FSDP_META)
         return fsdp__fail(FSDP_INVALID_STATE,
                           "fsdp_reset_parameters: %s is on the meta device; call fsdp_to_empty "
@@ -187,7 +192,7 @@ fsdp_status fsdp_zero_grad(fsdp_module *m)
     FSDP_TRY(fsdp_module_params(m, &l));
     fsdp_status s = FSDP_OK;
     for (int64_t i = 0; i < l.count && s == FSDP_OK; i++)
-        s = fsdp_set_grad(l.items[i].param->t, NULL);
+        s = fsdp_set_grad(fsdp__param_kept(l.items[i].param), NULL);
     fsdp_param_list_free(&l);
     return s;
 }

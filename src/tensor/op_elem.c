@@ -25,19 +25,19 @@ static fsdp_status binary_run(fsdp__opcall *c, fsdp__binary op)
     int64_t sa[FSDP_MAX_DIMS], sb[FSDP_MAX_DIMS];
     fsdp__spread_strides(a, y->ndim, y->size, sa);
     fsdp__spread_strides(b, y->ndim, y->size, sb);
-    fsdp__k_binary(op, y->ndim, y->size, fsdp_data(a), sa, fsdp_data(b), sb, a->dtype,
-                   fsdp_data(y), y->dtype, 0);
+    fsdp__k_binary(op, y->ndim, y->size, fsdp_data(a), sa, fsdp_data(b), sb, a->dtype, fsdp_data(y),
+                   y->dtype, 0);
     return FSDP_OK;
 }
 
-#define BINARY(name, NAME)                                                                         \
-    fsdp_status fsdp__shape_##name(fsdp__opcall *c)                                                \
-    {                                                                                              \
-        return binary_shape(c);                                                                    \
-    }                                                                                              \
-    fsdp_status fsdp__run_##name(fsdp__opcall *c)                                                  \
-    {                                                                                              \
-        return binary_run(c, FSDP__BINARY_##NAME);                                                 \
+#define BINARY(name, NAME)                          \
+    fsdp_status fsdp__shape_##name(fsdp__opcall *c) \
+    {                                               \
+        return binary_shape(c);                     \
+    }                                               \
+    fsdp_status fsdp__run_##name(fsdp__opcall *c)   \
+    {                                               \
+        return binary_run(c, FSDP__BINARY_##NAME);  \
     }
 BINARY(add, ADD)
 BINARY(sub, SUB)
@@ -62,14 +62,14 @@ static fsdp_status unary_run(fsdp__opcall *c, fsdp__unary op)
     return FSDP_OK;
 }
 
-#define UNARY(name)                                                                                \
-    fsdp_status fsdp__shape_##name(fsdp__opcall *c)                                                \
-    {                                                                                              \
-        return unary_shape(c);                                                                     \
-    }                                                                                              \
-    fsdp_status fsdp__run_##name(fsdp__opcall *c)                                                  \
-    {                                                                                              \
-        return unary_run(c, FSDP__UNARY_##name);                                                   \
+#define UNARY(name)                                 \
+    fsdp_status fsdp__shape_##name(fsdp__opcall *c) \
+    {                                               \
+        return unary_shape(c);                      \
+    }                                               \
+    fsdp_status fsdp__run_##name(fsdp__opcall *c)   \
+    {                                               \
+        return unary_run(c, FSDP__UNARY_##name);    \
     }
 UNARY(scale)
 UNARY(shift)

@@ -109,8 +109,8 @@ static fsdp_status norm_shape(fsdp__opcall *c, int stats)
     const fsdp_tensor *x = c->in[0];
     FSDP_TRY(fsdp__op_same_dtype(c, 0, c->n_in));
     for (int k = 1; k < c->n_in; k++)
-        if (c->in[k] && (x->ndim < 1 || c->in[k]->ndim != 1 ||
-                         c->in[k]->size[0] != x->size[x->ndim - 1]))
+        if (c->in[k] &&
+            (x->ndim < 1 || c->in[k]->ndim != 1 || c->in[k]->size[0] != x->size[x->ndim - 1]))
             return misfit(c, "expected x (..., C) and weights (C)");
     FSDP_TRY(fsdp__op_out(c, 0, x->dtype, x->ndim, x->size));
     int64_t rows = fsdp__rows(x);
@@ -178,8 +178,9 @@ fsdp_status fsdp__shape_rotary(fsdp__opcall *c)
                 fsdp__tensor_dense(sn) && (cs->ndim == 2 || cs->size[0] == x->size[0]);
     if (!fits) return misfit(c, "expected x (B, T, H, D) and f32 tables (T, D/2) or (B, T, D/2)");
     if (x->stride[3] != 1 && x->size[3] > 1)
-        return fsdp__fail(FSDP_INVALID_SHAPE, "rotary: the last dim must be contiguous; its stride "
-                                              "is %lld: use fsdp_contiguous",
+        return fsdp__fail(FSDP_INVALID_SHAPE,
+                          "rotary: the last dim must be contiguous; its stride "
+                          "is %lld: use fsdp_contiguous",
                           (long long)x->stride[3]);
     return fsdp__op_out(c, 0, x->dtype, 4, x->size);
 }
@@ -187,8 +188,12 @@ fsdp_status fsdp__shape_rotary(fsdp__opcall *c)
 fsdp_status fsdp__run_rotary(fsdp__opcall *c)
 {
     const fsdp_tensor *x = c->in[0], *cs = c->in[1], *y = c->out[0];
-    fsdp__rotary r = {.t = x->dtype, .dt = y->dtype, .B = x->size[0], .T = x->size[1],
-                      .H = x->size[2], .D = x->size[3],
+    fsdp__rotary r = {.t = x->dtype,
+                      .dt = y->dtype,
+                      .B = x->size[0],
+                      .T = x->size[1],
+                      .H = x->size[2],
+                      .D = x->size[3],
                       .table_b_stride = cs->ndim == 3 ? cs->stride[0] : 0};
     memcpy(r.x_stride, x->stride, sizeof r.x_stride);
     memcpy(r.y_stride, y->stride, sizeof r.y_stride);

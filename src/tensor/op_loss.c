@@ -26,8 +26,9 @@ fsdp_status fsdp__shape_attention(fsdp__opcall *c)
         fsdp__describe(k, &s);
         fsdp__str_add(&s, ", v is ");
         fsdp__describe(v, &s);
-        fsdp__fail(FSDP_INVALID_SHAPE, "%s; expected (B,T,H,D), (B,S,KV,D) and (B,S,KV,D) with H a "
-                                       "multiple of KV",
+        fsdp__fail(FSDP_INVALID_SHAPE,
+                   "%s; expected (B,T,H,D), (B,S,KV,D) and (B,S,KV,D) with H a "
+                   "multiple of KV",
                    fsdp__str_get(&s));
         fsdp__str_free(&s);
         return fsdp_error();

@@ -25,19 +25,19 @@ static bool view_strides(const fsdp_tensor *x, int ndim, const int64_t *sizes, i
     int old = x->ndim - 1, new = ndim - 1;
     while (old >= 0) {
         int64_t run = x->size[old], step = x->stride[old];
-        while (old > 0 && (x->size[old - 1] == 1 ||
-                           x->stride[old - 1] == x->stride[old] * x->size[old]))
+        while (old > 0 &&
+               (x->size[old - 1] == 1 || x->stride[old - 1] == x->stride[old] * x->size[old]))
             run *= x->size[--old];
         old--;
         int64_t done = 1;
         while (new >= 0 && done < run) {
             strides[new] = step * done;
-            done *= sizes[new--];
+            done *= sizes[new --];
         }
         if (done != run) return false;
     }
     while (new >= 0) /* what is left has size 1 */
-        strides[new--] = 1;
+        strides[new --] = 1;
     return true;
 }
 
@@ -174,8 +174,7 @@ fsdp_status fsdp__run_cat(fsdp__opcall *c)
     int64_t at = 0;
     for (int k = 0; k < c->n_in; k++) {
         fsdp_tensor *x = c->in[k];
-        char *dst =
-            (char *)fsdp_data(y) + (size_t)(at * y->stride[d]) * fsdp_dtype_size(y->dtype);
+        char *dst = (char *)fsdp_data(y) + (size_t)(at * y->stride[d]) * fsdp_dtype_size(y->dtype);
         fsdp__k_copy(x->ndim, x->size, fsdp_data(x), x->dtype, x->stride, dst, y->dtype, y->stride,
                      0);
         at += x->size[d];

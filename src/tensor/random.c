@@ -13,7 +13,6 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/rng.h"
-#include "fsdp/ops.h"
 #include "tensor/state.h"
 
 fsdp__random *fsdp__random_get(void)

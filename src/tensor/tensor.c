@@ -203,8 +203,7 @@ fsdp_tensor *fsdp_tensor_from_memory(void *data, fsdp_dtype t, int ndim, const i
         last += sizes[i] > 0 ? (sizes[i] - 1) * strides[i] : 0;
     }
     int64_t n = strides ? last + 1 : fsdp__count(ndim, sizes);
-    fsdp__storage *st =
-        fsdp__storage_create(FSDP_CPU, n * (int64_t)fsdp_dtype_size(t), FSDP_OTHER);
+    fsdp__storage *st = fsdp__storage_create(FSDP_CPU, n * (int64_t)fsdp_dtype_size(t), FSDP_OTHER);
     if (!st) return NULL;
     st->data = data;
     st->free_fn = free_fn;

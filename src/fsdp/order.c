@@ -1,0 +1,86 @@
+/*
+ * order.c - what is gathered next, learnt from the step before.
+ *
+ * The first step records the order in which units were needed while not
+ * whole; from then on the next ones are gathered ahead, at most prefetch_limit
+ * of them. Nothing is gathered that the recorded step did not use. When a step
+ * departs from the record, prefetching stops for the rest of it and the next
+ * step records anew. All of this is a function of the program's own order, so
+ * every rank does the same.
+ */
+#include "fsdp/unit.h"
+
+#include <stdlib.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+
+/* Gives back what was gathered ahead and not used. */
+static void drop_ahead(fsdp__tree *t)
+{
+    for (int i = 0; i < t->n_units && t->ahead > 0; i++)
+        if (t->units[i]->prefetched) fsdp__unit_reshard(t->units[i]);
+    t->ahead = 0;
+}
+
+void fsdp__order_begin(fsdp__tree *t, bool train)
+{
+    drop_ahead(t);
+    if (t->order == &t->train && t->train.recording) t->train.recording = false;
+    t->order = train ? &t->train : &t->eval;
+    t->order->at = 0;
+    t->order->recording = !t->order->known;
+    if (t->order->recording) t->order->count = 0;
+}
+
+fsdp_status fsdp__order_need(fsdp__tree *t, fsdp__unit *u)
+{
+    fsdp__order *o = t->order;
+    if (!o) return FSDP_OK;
+    if (o->recording) {
+        FSDP_TRY(FSDP__GROW(o->items, o->cap, o->count + 1, "the order of units"));
+        o->items[o->count++] = u->index;
+        return FSDP_OK;
+    }
+    if (!o->known) return FSDP_OK;
+    if (o->at < o->count && o->items[o->at] == u->index)
+        o->at++;
+    else
+        o->known = false;
+    return FSDP_OK;
+}
+
+fsdp_status fsdp__order_prefetch(fsdp__tree *t, fsdp__unit *u)
+{
+    fsdp__order *o = t->order;
+    if (!o || !o->known) return FSDP_OK;
+    /* What is ahead already are the next `ahead` of the order. */
+    for (int64_t at = o->at + t->ahead; at < o->count && t->ahead < u->opt.prefetch_limit; at++) {
+        fsdp__unit *next = t->units[o->items[at]];
+        if (next->state != FSDP__SHARDED) break; /* running now: it comes back later */
+        FSDP_TRY(fsdp__unit_unshard(next, true));
+        next->prefetched = true;
+        t->ahead++;
+    }
+    return FSDP_OK;
+}
+
+void fsdp__order_end(fsdp__tree *t)
+{
+    fsdp__order *o = t->order;
+    if (!o) return;
+    if (o->recording) {
+        o->recording = false;
+        o->known = true;
+    } else if (o->at != o->count) {
+        o->known = false;
+    }
+    t->order = NULL;
+    drop_ahead(t);
+}
+
+void fsdp__order_free(fsdp__order *o)
+{
+    free(o->items);
+    *o = (fsdp__order){0};
+}

@@ -1,0 +1,207 @@
+/*
+ * tree.c - the units below one root, put together at the root's first forward,
+ * when names are known; and the check that all ranks have the same ones.
+ */
+#include "fsdp/unit.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/context.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "base/rng.h"
+
+fsdp__unit *fsdp__unit_of(const fsdp_module *m)
+{
+    return m ? m->in->shard : NULL;
+}
+
+/* ---- collecting ----------------------------------------------------------------- */
+
+static fsdp_status collect(fsdp__tree *t, fsdp_module *m, int64_t *cap)
+{
+    fsdp__unit *u = fsdp__unit_of(m);
+    if (u) {
+        if (u->tree)
+            return fsdp__fail(FSDP_INVALID_STATE,
+                              "module \"%s\" ran its own first forward before the root that holds "
+                              "it; run the root first",
+                              u->name ? u->name : m->type);
+        FSDP_TRY(FSDP__GROW(t->units, *cap, t->n_units + 1, "units"));
+        t->units[t->n_units++] = u;
+    }
+    for (int64_t i = 0; i < m->in->n_children; i++)
+        FSDP_TRY(collect(t, m->in->children[i], cap));
+    return FSDP_OK;
+}
+
+static fsdp_status name_units(fsdp__tree *t)
+{
+    FSDP_TRY(fsdp__module_name_params(t->root));
+    fsdp__str prefix = {0};
+    fsdp__module_path(t->root, &prefix);
+    for (int i = 0; i < t->n_units; i++) {
+        fsdp__unit *u = t->units[i];
+        fsdp__str s = {0};
+        fsdp__module_path(u->module, &s);
+        const char *text = fsdp__str_get(&s) + prefix.len;
+        char *name = fsdp__strdup(*text == '.' ? text + 1 : text);
+        fsdp__str_free(&s);
+        if (!name) break;
+        free(u->name);
+        u->name = name;
+        u->index = i;
+        for (int k = 0; k < u->n_params; k++) {
+            fsdp__fparam *p = &u->params[k];
+            p->param->unit = u->name;
+            p->sharded->st->owner = p->whole->st->owner = p->grad->st->owner = p->param->name;
+        }
+    }
+    fsdp__str_free(&prefix);
+    return fsdp_error();
+}
+
+/* ---- the same on every rank? --------------------------------------------------------- */
+
+enum { LINE = 256 };
+
+static void describe(const fsdp__unit *u, const fsdp__fparam *p, char *line)
+{
+    fsdp__str s = {0};
+    fsdp__str_addf(&s, "%s ", p->param->name);
+    fsdp__shape_text(p->param->ndim, p->param->size, &s);
+    fsdp__str_addf(&s, " %s, gathered as %s, unit \"%s\"", fsdp_dtype_name(p->param->dtype),
+                   fsdp_dtype_name(p->whole->dtype), u->name);
+    snprintf(line, LINE, "%s", fsdp__str_get(&s));
+    fsdp__str_free(&s);
+}
+
+typedef struct table {
+    uint64_t *hash;
+    char (*line)[LINE];
+    int64_t n;
+} table;
+
+static fsdp_status make_table(const fsdp__tree *t, table *tab)
+{
+    for (int i = 0; i < t->n_units; i++)
+        tab->n += t->units[i]->n_params;
+    tab->hash = fsdp__calloc((size_t)tab->n + 1, sizeof *tab->hash, "a table of parameters");
+    tab->line = fsdp__calloc((size_t)tab->n + 1, LINE, "a table of parameters");
+    if (!tab->hash || !tab->line) return fsdp_error();
+    int64_t k = 0;
+    for (int i = 0; i < t->n_units; i++)
+        for (int j = 0; j < t->units[i]->n_params; j++, k++) {
+            describe(t->units[i], &t->units[i]->params[j], tab->line[k]);
+            tab->hash[k] = fsdp__rng_mix_str(fsdp__rng_key(7), tab->line[k]);
+        }
+    snprintf(tab->line[k], LINE, "no parameter number %lld", (long long)k);
+    return FSDP_OK;
+}
+
+/* Finds the first row that differs and says it with both ranks' words. */
+static fsdp_status say_difference(const table *tab, fsdp_group *g, int64_t common)
+{
+    int n = fsdp_group_size(g);
+    uint64_t *rows = fsdp__calloc((size_t)n * (size_t)(common + 1), sizeof *rows, "hashes");
+    char(*lines)[LINE] = fsdp__calloc((size_t)n, LINE, "lines");
+    fsdp_status s = rows && lines ? FSDP_OK : fsdp_error();
+    if (s == FSDP_OK && common > 0)
+        s = fsdp_all_gather(g, FSDP_LANE_CONTROL, tab->hash, rows, common * 8, NULL);
+    int64_t at = common;
+    for (int64_t k = common - 1; k >= 0 && s == FSDP_OK; k--)
+        for (int r = 1; r < n; r++)
+            if (rows[r * common + k] != rows[k]) at = k;
+    if (s == FSDP_OK) s = fsdp_all_gather(g, FSDP_LANE_CONTROL, tab->line[at], lines, LINE, NULL);
+    for (int r = 1; r < n && s == FSDP_OK; r++)
+        if (strcmp(lines[r], lines[0]))
+            s = fsdp__fail(FSDP_MISMATCH,
+                           "ranks hold different parameters: rank %d has %s; rank %d has %s; build "
+                           "the same model on all ranks",
+                           fsdp_group_world_rank(g, 0), lines[0], fsdp_group_world_rank(g, r),
+                           lines[r]);
+    free(rows);
+    free(lines);
+    return s;
+}
+
+static fsdp_status compare(const fsdp__tree *t, fsdp_group *g)
+{
+    int n = g ? fsdp_group_size(g) : 1;
+    if (n == 1) return FSDP_OK;
+    table tab = {0};
+    uint64_t mine[2], *all = fsdp__calloc((size_t)n, sizeof mine, "hashes of parameters");
+    fsdp_status s = make_table(t, &tab);
+    if (s == FSDP_OK && !all) s = fsdp_error();
+    mine[0] = (uint64_t)tab.n;
+    mine[1] = fsdp__rng_key(3);
+    for (int64_t k = 0; k < tab.n && s == FSDP_OK; k++)
+        mine[1] = fsdp__rng_mix(mine[1], tab.hash[k]);
+    if (s == FSDP_OK) s = fsdp_all_gather(g, FSDP_LANE_CONTROL, mine, all, sizeof mine, NULL);
+    bool differ = false;
+    int64_t common = tab.n;
+    for (int r = 0; r < n && s == FSDP_OK; r++) {
+        differ = differ || all[2 * r] != all[0] || all[2 * r + 1] != all[1];
+        if ((int64_t)all[2 * r] < common) common = (int64_t)all[2 * r];
+    }
+    if (differ && s == FSDP_OK) s = say_difference(&tab, g, common);
+    free(tab.hash);
+    free(tab.line);
+    free(all);
+    return s;
+}
+
+/* ---- the tree --------------------------------------------------------------------------- */
+
+static fsdp_status settle(fsdp__tree *t)
+{
+    for (int i = 0; i < t->n_units; i++) {
+        fsdp__unit *u = t->units[i];
+        fsdp_reshard_policy r = u->opt.reshard_after_forward;
+        u->keep = r == FSDP_RESHARD_NEVER || (r == FSDP_RESHARD_AUTO && u->module == t->root);
+        for (int k = 0; k < u->n_params; k++)
+            if (u->params[k].sharded->st->device == FSDP_META)
+                return fsdp__fail(FSDP_INVALID_STATE,
+                                  "%s is still on the meta device; call fsdp_to_empty and "
+                                  "fsdp_reset_parameters (or load) before the first forward",
+                                  u->params[k].param->name);
+    }
+    return FSDP_OK;
+}
+
+static void disband(fsdp__tree *t)
+{
+    for (int i = 0; i < t->n_units; i++)
+        t->units[i]->tree = NULL;
+    free(t->units);
+    free(t);
+}
+
+fsdp_status fsdp__tree_init(fsdp_module *root)
+{
+    fsdp__tree *t = fsdp__calloc(1, sizeof *t, "the tree of units");
+    if (!t) return fsdp_error();
+    t->root = root;
+    t->last_backward = true;
+    int64_t cap = 0;
+    fsdp_status s = collect(t, root, &cap);
+    if (s == FSDP_OK) s = name_units(t);
+    if (s == FSDP_OK) s = settle(t);
+    for (int i = 0; i < t->n_units && s == FSDP_OK; i++) {
+        bool seen = false; /* each mesh's groups are asked once */
+        for (int k = 0; k < i && !seen; k++)
+            seen = t->units[k]->opt.mesh == t->units[i]->opt.mesh;
+        if (seen) continue;
+        s = compare(t, t->units[i]->shard);
+        if (s == FSDP_OK) s = compare(t, t->units[i]->replicate);
+    }
+    if (s != FSDP_OK) {
+        disband(t);
+        return s;
+    }
+    for (int i = 0; i < t->n_units; i++)
+        t->units[i]->tree = t;
+    return FSDP_OK;
+}

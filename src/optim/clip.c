@@ -1,0 +1,147 @@
+/*
+ * clip.c - the global norm of the gradients, and clipping by it.
+ *
+ * Each row of dim 0 of each parameter gives one number; a rank knows those of
+ * its own rows. One all-reduce of the vector of all rows (zeros elsewhere, so
+ * the sum is exact) tells every rank all of them, and the vector is summed as
+ * one binary tree in row order. So the norm depends neither on the number of
+ * ranks nor on the strategy. Rows that are cut (along other dims) give partial
+ * numbers, which the all-reduce sums in rank order.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/context.h"
+#include "base/convert.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "comm/comm.h"
+#include "dtensor/dtensor.h"
+#include "fsdp/optim.h"
+#include "nn/module.h"
+#include "tensor/kernels.h"
+
+/* Binary tree over n leaves, split at the largest power of two below n. */
+static double tree(const double *x, int64_t n, double p)
+{
+    if (n == 0) return 0.0;
+    if (n == 1) return x[0];
+    int64_t half = 1;
+    while (half * 2 < n)
+        half *= 2;
+    double a = tree(x, half, p), b = tree(x + half, n - half, p);
+    if (isinf(p)) return isnan(a) || isnan(b) ? NAN : fmax(a, b);
+    return a + b;
+}
+
+/* Sum of |x|^p of one run, or its largest |x|. */
+static double run_power(const void *x, fsdp_dtype t, int64_t n, double p)
+{
+    if (p == 2.0) return fsdp__sum_squares(x, t, (size_t)n);
+    double s = 0.0, part[256];
+    size_t width = fsdp_dtype_size(t);
+    for (int64_t i = 0; i < n; i += 256) {
+        int64_t m = n - i < 256 ? n - i : 256;
+        fsdp__convert(part, FSDP_F64, (const char *)x + (size_t)i * width, t, (size_t)m);
+        for (int64_t k = 0; k < m; k++) {
+            double a = fabs(part[k]);
+            if (isinf(p))
+                s = isnan(a) || isnan(s) ? NAN : fmax(s, a);
+            else
+                s += p == 1.0 ? a : pow(a, p);
+        }
+    }
+    return s;
+}
+
+/* Puts the rows that this rank has of one gradient at their place. */
+static void put_rows(const fsdp_param *p, const fsdp_tensor *t, const fsdp_tensor *g, double pw,
+                     double *row)
+{
+    int64_t outer = 1, dim = p->size[0], inner = fsdp__count(p->ndim - 1, p->size + 1), row0 = 0,
+            rows = dim;
+    if (t->dist) t->dist->ops->block(t->dist, &outer, &dim, &inner, &row0, &rows);
+    const char *x = fsdp_data(g);
+    size_t width = fsdp_dtype_size(g->dtype);
+    if (dim == p->size[0] && outer == 1) { /* cut along dim 0, or not at all */
+        for (int64_t r = 0; r < rows; r++)
+            row[row0 + r] = run_power(x + (size_t)(r * inner) * width, g->dtype, inner, pw);
+        return;
+    }
+    int64_t d0 = p->size[0], len = d0 ? fsdp_numel(g) / d0 : 0;
+    for (int64_t r = 0; r < d0; r++)
+        row[r] = run_power(x + (size_t)(r * len) * width, g->dtype, len, pw);
+}
+
+static fsdp_group *shard_group(const fsdp_tensor *t)
+{
+    const fsdp__layout *l = fsdp__layout_of(t);
+    int a = l ? fsdp__layout_shard_axis(l) : -1;
+    fsdp_group *g = a < 0 ? NULL : fsdp_mesh_group(l->mesh, a);
+    return g && fsdp_group_size(g) > 1 ? g : NULL;
+}
+
+fsdp_status fsdp_grad_norm(fsdp_module *m, double p, double *norm)
+{
+    if (fsdp_error()) return fsdp_error();
+    if (!(p > 0.0)) return fsdp__fail(FSDP_INVALID_ARGUMENT, "norm %g; expected above 0", p);
+    fsdp_param_list l;
+    FSDP_TRY(fsdp_module_params(m, &l));
+    int64_t total = 0, at = 0;
+    for (int64_t i = 0; i < l.count; i++)
+        total += l.items[i].param->ndim ? l.items[i].param->size[0] : 1;
+    double *row = fsdp__calloc((size_t)total + 1, sizeof *row, "the norm's rows");
+    fsdp_status s = row ? FSDP_OK : fsdp_error();
+    fsdp_group *group = NULL;
+    for (int64_t i = 0; i < l.count && s == FSDP_OK; i++) {
+        const fsdp_param *q = l.items[i].param;
+        fsdp_tensor *t = fsdp__param_kept(q), *g = fsdp_grad(t);
+        fsdp_group *own = shard_group(t);
+        if (own && group && own != group)
+            s = fsdp__fail(FSDP_UNSUPPORTED, "gradient norm over two different shard groups");
+        if (own) group = own;
+        if (g && q->ndim) put_rows(q, t, g, p, row + at);
+        if (g && !q->ndim) row[at] = run_power(fsdp_data(g), g->dtype, 1, p);
+        /* What is not cut is known to all ranks of the group: one of them says it. */
+        int64_t n = q->ndim ? q->size[0] : 1;
+        if (!own && group && fsdp_group_rank(group) != 0 && !isinf(p))
+            memset(row + at, 0, (size_t)n * sizeof *row);
+        at += n;
+    }
+    if (s == FSDP_OK && group)
+        s = fsdp_all_reduce(group, FSDP_LANE_CONTROL, row, total, FSDP_F64,
+                            isinf(p) ? FSDP_MAX : FSDP_SUM, NULL);
+    if (s == FSDP_OK) {
+        double sum = tree(row, total, p);
+        *norm = isinf(p) ? sum : p == 2.0 ? sqrt(sum) : p == 1.0 ? sum : pow(sum, 1.0 / p);
+    }
+    free(row);
+    fsdp_param_list_free(&l);
+    return s;
+}
+
+fsdp_status fsdp_clip_grad_norm(fsdp_module *m, double max_norm, double *norm)
+{
+    double n = 0.0;
+    if (!(max_norm >= 0.0))
+        return fsdp__fail(FSDP_INVALID_ARGUMENT, "clipping at %g; expected 0 or more", max_norm);
+    FSDP_TRY(fsdp_grad_norm(m, 2.0, &n));
+    if (norm) *norm = n;
+    if (!isfinite(n))
+        return fsdp__fail(FSDP_NON_FINITE,
+                          "the gradient norm is %g; no gradient was scaled and no weight changed",
+                          n);
+    double f = max_norm / (n + 1e-6);
+    if (f >= 1.0) return FSDP_OK;
+    fsdp_param_list l;
+    FSDP_TRY(fsdp_module_params(m, &l));
+    for (int64_t i = 0; i < l.count; i++) {
+        fsdp_tensor *g = fsdp_grad(fsdp__param_kept(l.items[i].param));
+        if (!g) continue;
+        fsdp__k_unary(FSDP__UNARY_scale, fsdp_data(g), g->dtype, fsdp_numel(g), f, fsdp_data(g));
+        fsdp_touch(g);
+    }
+    fsdp_param_list_free(&l);
+    return FSDP_OK;
+}

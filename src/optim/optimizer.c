@@ -1,0 +1,232 @@
+/*
+ * optimizer.c - AdamW and SGD over whatever part of each parameter is here.
+ *
+ * State tensors have the shape of the local part and are made, as zeros, at
+ * the first step that needs them. Both rules are elementwise, so the cut
+ * changes no bit.
+ */
+#include "fsdp/optim.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/context.h"
+#include "base/error.h"
+#include "base/memory.h"
+#include "nn/module.h"
+#include "tensor/kernels.h"
+
+enum { MAX_STATES = 2 };
+
+typedef struct slot {
+    fsdp_param *param; /* own reference */
+    fsdp_tensor *state[MAX_STATES];
+} slot;
+
+struct fsdp_optimizer {
+    bool adamw;
+    fsdp_adamw_options a;
+    fsdp_sgd_options s;
+    double lr;
+    int64_t steps;
+    slot *slots;
+    int64_t n;
+};
+
+fsdp_adamw_options fsdp_adamw_defaults(void)
+{
+    return (fsdp_adamw_options){1e-3, 0.9, 0.999, 1e-8, 1e-2};
+}
+
+fsdp_sgd_options fsdp_sgd_defaults(void)
+{
+    return (fsdp_sgd_options){1e-3, 0.0, 0.0, 0};
+}
+
+static fsdp_optimizer *create(fsdp_module *m)
+{
+    if (!m || fsdp_error()) return NULL;
+    fsdp_optimizer *o = fsdp__calloc(1, sizeof *o, "an optimizer");
+    fsdp_param_list l = {0};
+    if (!o || fsdp__module_name_params(m) != FSDP_OK || fsdp_module_params(m, &l) != FSDP_OK)
+        goto fail;
+    o->slots = fsdp__calloc((size_t)l.count + 1, sizeof *o->slots, "an optimizer");
+    if (!o->slots) goto fail;
+    for (int64_t i = 0; i < l.count; i++)
+        if (l.items[i].param->requires_grad)
+            o->slots[o->n++].param = fsdp_param_retain(l.items[i].param);
+    fsdp_param_list_free(&l);
+    if (o->n == 0) {
+        fsdp__fail(FSDP_INVALID_ARGUMENT, "an optimizer for a module without trainable parameters");
+        fsdp_optimizer_free(o);
+        return NULL;
+    }
+    return o;
+fail:
+    fsdp_param_list_free(&l);
+    fsdp_optimizer_free(o);
+    return NULL;
+}
+
+fsdp_optimizer *fsdp_adamw(fsdp_module *m, const fsdp_adamw_options *opt)
+{
+    fsdp_adamw_options a = opt ? *opt : fsdp_adamw_defaults();
+    if (!(a.lr >= 0 && a.eps >= 0 && a.weight_decay >= 0 && a.beta1 >= 0 && a.beta1 < 1 &&
+          a.beta2 >= 0 && a.beta2 < 1)) {
+        fsdp__fail(FSDP_INVALID_ARGUMENT,
+                   "adamw: lr %g, betas %g %g, eps %g, weight decay %g; expected lr, eps and decay "
+                   ">= 0 and betas in [0, 1)",
+                   a.lr, a.beta1, a.beta2, a.eps, a.weight_decay);
+        return NULL;
+    }
+    fsdp_optimizer *o = create(m);
+    if (!o) return NULL;
+    o->adamw = true;
+    o->a = a;
+    o->lr = a.lr;
+    return o;
+}
+
+fsdp_optimizer *fsdp_sgd(fsdp_module *m, const fsdp_sgd_options *opt)
+{
+    fsdp_sgd_options s = opt ? *opt : fsdp_sgd_defaults();
+    if (!(s.lr >= 0 && s.momentum >= 0 && s.weight_decay >= 0) || (s.nesterov && s.momentum == 0)) {
+        fsdp__fail(FSDP_INVALID_ARGUMENT,
+                   "sgd: lr %g, momentum %g, weight decay %g, nesterov %d; expected all >= 0, and "
+                   "a momentum for nesterov",
+                   s.lr, s.momentum, s.weight_decay, s.nesterov);
+        return NULL;
+    }
+    fsdp_optimizer *o = create(m);
+    if (!o) return NULL;
+    o->s = s;
+    o->lr = s.lr;
+    return o;
+}
+
+void fsdp_optimizer_free(fsdp_optimizer *o)
+{
+    if (!o) return;
+    for (int64_t i = 0; i < o->n; i++) {
+        for (int k = 0; k < MAX_STATES; k++)
+            fsdp_release(o->slots[i].state[k]);
+        fsdp_param_release(o->slots[i].param);
+    }
+    free(o->slots);
+    free(o);
+}
+
+/* ---- state ------------------------------------------------------------------------- */
+
+int fsdp_optimizer_state_count(const fsdp_optimizer *o)
+{
+    if (!o) return 0;
+    return o->adamw ? 2 : o->s.momentum != 0.0 ? 1 : 0;
+}
+
+const char *fsdp_optimizer_state_name(const fsdp_optimizer *o, int k)
+{
+    if (!o || k < 0 || k >= fsdp_optimizer_state_count(o)) return "";
+    return !o->adamw ? "momentum_buffer" : k == 0 ? "exp_avg" : "exp_avg_sq";
+}
+
+static fsdp_tensor *make_state(slot *s, int k)
+{
+    if (s->state[k]) return s->state[k];
+    fsdp_tensor *t = fsdp__param_kept(s->param);
+    fsdp_scope *scope = fsdp_scope_begin();
+    fsdp_tensor *x = scope ? fsdp__tensor_alloc(t->dtype, t->ndim, t->size, FSDP_OPTIMIZER, NULL,
+                                                s->param->name ? s->param->name : "state")
+                           : NULL;
+    if (x) {
+        fsdp__k_fill(fsdp_data(x), x->dtype, fsdp_numel(x), 0.0);
+        s->state[k] = fsdp_retain(x);
+    }
+    fsdp_scope_end(scope);
+    return s->state[k];
+}
+
+fsdp_tensor *fsdp_optimizer_state(fsdp_optimizer *o, fsdp_param *p, int k)
+{
+    if (!o || k < 0 || k >= fsdp_optimizer_state_count(o)) return NULL;
+    for (int64_t i = 0; i < o->n; i++)
+        if (o->slots[i].param == p) return make_state(&o->slots[i], k);
+    fsdp__fail(FSDP_NOT_FOUND, "the optimizer holds no parameter \"%s\"",
+               p && p->name ? p->name : "");
+    return NULL;
+}
+
+/* ---- the step ------------------------------------------------------------------------ */
+
+static fsdp_status check_slots(const fsdp_optimizer *o)
+{
+    for (int64_t i = 0; i < o->n; i++) {
+        const slot *s = &o->slots[i];
+        fsdp_tensor *t = fsdp__param_kept(s->param);
+        FSDP_TRY(fsdp__tensor_readable(t, "optimizer step"));
+        for (int k = 0; k < MAX_STATES; k++)
+            if (s->state[k] && !fsdp__same_sizes(s->state[k], t))
+                return fsdp__fail(FSDP_INVALID_STATE,
+                                  "the optimizer was made before %s was sharded; make it after "
+                                  "fsdp_fully_shard",
+                                  s->param->name);
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status update(fsdp_optimizer *o, slot *s, int64_t step)
+{
+    fsdp_tensor *p = fsdp__param_kept(s->param), *g = fsdp_grad(p), *state[MAX_STATES] = {0};
+    for (int k = 0; k < fsdp_optimizer_state_count(o); k++)
+        if (!(state[k] = make_state(s, k))) return fsdp_error();
+    if (o->adamw) {
+        fsdp__adamw a = {o->lr, o->a.beta1, o->a.beta2, o->a.eps, o->a.weight_decay, 1.0, step};
+        fsdp__k_adamw(&a, fsdp_data(p), fsdp_data(state[0]), fsdp_data(state[1]), p->dtype,
+                      fsdp_data(g), g->dtype, fsdp_numel(p));
+    } else {
+        fsdp__sgd r = {o->lr, o->s.momentum, o->s.weight_decay, 1.0, o->s.nesterov, step};
+        fsdp__k_sgd(&r, fsdp_data(p), fsdp_data(state[0]), p->dtype, fsdp_data(g), g->dtype,
+                    fsdp_numel(p));
+    }
+    return FSDP_OK;
+}
+
+fsdp_status fsdp_optimizer_step(fsdp_optimizer *o)
+{
+    if (fsdp_error()) return fsdp_error();
+    if (!o) return fsdp__fail(FSDP_INVALID_ARGUMENT, "fsdp_optimizer_step: no optimizer");
+    FSDP_TRY(check_slots(o));
+    /* All memory first: a step that fails for want of it changes nothing. */
+    for (int64_t i = 0; i < o->n; i++)
+        for (int k = 0; k < fsdp_optimizer_state_count(o); k++)
+            if (fsdp_grad(fsdp__param_kept(o->slots[i].param)) && !make_state(&o->slots[i], k))
+                return fsdp_error();
+    o->steps++;
+    for (int64_t i = 0; i < o->n; i++) {
+        fsdp_tensor *p = fsdp__param_kept(o->slots[i].param);
+        if (fsdp_grad(p)) FSDP_TRY(update(o, &o->slots[i], o->steps));
+        /* Stale for all ranks alike, whether this one had a gradient or not. */
+        fsdp_touch(p);
+    }
+    return FSDP_OK;
+}
+
+void fsdp_optimizer_set_lr(fsdp_optimizer *o, double lr)
+{
+    if (o) o->lr = lr;
+}
+
+double fsdp_optimizer_lr(const fsdp_optimizer *o)
+{
+    return o ? o->lr : 0.0;
+}
+
+int64_t fsdp_optimizer_step_count(const fsdp_optimizer *o)
+{
+    return o ? o->steps : 0;
+}
+
+void fsdp_optimizer_set_step_count(fsdp_optimizer *o, int64_t n)
+{
+    if (o) o->steps = n;
+}

@@ -19,6 +19,8 @@ typedef struct command {
 
 static const command commands[] = {
     {"run", fsdp__cmd_run, "start N ranks of any program on this machine"},
+    {"prepare", fsdp__cmd_prepare, "make token files and a tokenizer from files of text"},
+    {"tokenize", fsdp__cmd_tokenize, "text on standard input to token ids, and back"},
 };
 
 enum { COMMAND_COUNT = sizeof commands / sizeof *commands };

@@ -5,8 +5,8 @@
  * A rank may write as soon as all ranks have released what lay there before; it need not wait until
  * they call. Into private copies: each rank reads all shards out of their owners' memory.
  *
- * e.g. entry (outer O, dim D, inner I), rank r owns rows [b, b + m): for each o of O, m * I elements
- * at full + (o * D + b) * I come from shard + o * m * I.
+ * e.g. entry (outer O, dim D, inner I), rank r owns rows [b, b + m): for each o of O, m * I
+ * elements at full + (o * D + b) * I come from shard + o * m * I.
  */
 #include <stddef.h>
 #include <stdlib.h>
@@ -90,10 +90,11 @@ static fsdp_status check_entry(const fsdp_group *g, const char *label, const fsd
         uintptr_t at = (uintptr_t)e->full, base = (uintptr_t)shared->rw;
         if (at < base || at - base > (uintptr_t)shared->bytes ||
             all > shared->bytes - (int64_t)(at - base))
-            return fsdp__fail(FSDP_INVALID_ARGUMENT,
-                              "all_gather '%s': the full of entry %d (%lld bytes) does not lie inside "
-                              "the shared copy of %lld bytes; give pointers based on its rw",
-                              label, i, (long long)all, (long long)shared->bytes);
+            return fsdp__fail(
+                FSDP_INVALID_ARGUMENT,
+                "all_gather '%s': the full of entry %d (%lld bytes) does not lie inside "
+                "the shared copy of %lld bytes; give pointers based on its rw",
+                label, i, (long long)all, (long long)shared->bytes);
     } else if (!shared && own > 0 && g->world) {
         int64_t bytes = own * (int64_t)fsdp_dtype_size(e->shard_dtype);
         if (fsdp__offset_of(g->world, e->shard, bytes) < 0)
@@ -117,8 +118,8 @@ fsdp_status fsdp_all_gather_list(fsdp_group *g, fsdp_lane lane, const char *labe
         FSDP_TRY(check_entry(g, label, &e[i], i, shared));
     if (!g->world) return fsdp__self_gather(e, n);
 
-    fsdp_work *w = fsdp__work_new(g, lane, FSDP_ALL_GATHER, label,
-                                  shared ? &shared_gather : &private_gather);
+    fsdp_work *w =
+        fsdp__work_new(g, lane, FSDP_ALL_GATHER, label, shared ? &shared_gather : &private_gather);
     if (!w) return fsdp_error();
     w->e = fsdp__calloc((size_t)n, sizeof *e, "a list of parameters");
     if (!w->e) {

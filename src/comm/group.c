@@ -147,10 +147,11 @@ static fsdp_status check_list(const fsdp_group *parent, const int *ranks, int n,
         if (ranks[i] == parent->rank) *mine = i;
     }
     if (*mine < 0)
-        return fsdp__fail(FSDP_INVALID_ARGUMENT,
-                          "fsdp_group_create '%s': rank %d is not in its own list; every rank of the "
-                          "parent gives the list that it is in",
-                          name, parent->rank);
+        return fsdp__fail(
+            FSDP_INVALID_ARGUMENT,
+            "fsdp_group_create '%s': rank %d is not in its own list; every rank of the "
+            "parent gives the list that it is in",
+            name, parent->rank);
     return FSDP_OK;
 }
 
@@ -173,10 +174,11 @@ static fsdp_status settle(const fsdp_group *parent, const proposal *all, const i
     int64_t gather = 0;
     for (int i = 0; i < n; i++)
         if (all[ranks[i]].list_hash != me->list_hash || all[ranks[i]].n != n)
-            return fsdp__fail(FSDP_MISMATCH,
-                              "fsdp_group_create '%s': rank %d and rank %d of group %s give different "
-                              "lists; all ranks of a list must give the same one",
-                              name, parent->rank, ranks[i], parent->name);
+            return fsdp__fail(
+                FSDP_MISMATCH,
+                "fsdp_group_create '%s': rank %d and rank %d of group %s give different "
+                "lists; all ranks of a list must give the same one",
+                name, parent->rank, ranks[i], parent->name);
     for (int r = 0; r < parent->size; r++) {
         if (all[r].next_slot > next) next = all[r].next_slot;
         if (all[r].gather_next > gather) gather = all[r].gather_next;
@@ -300,7 +302,9 @@ fsdp_status fsdp_shared_take(fsdp_group *g, int64_t bytes, const char *what, fsd
     if (fsdp_error() != FSDP_OK) return fsdp_error();
     if (!g || !out || bytes < 0)
         return fsdp__fail(FSDP_INVALID_ARGUMENT, "fsdp_shared_take: %s",
-                          !g ? "the group is NULL" : !out ? "out is NULL" : "a negative size");
+                          !g     ? "the group is NULL"
+                          : !out ? "out is NULL"
+                                 : "a negative size");
     if (!what) what = "a gathered copy";
     if (!g->world) return fsdp__self_shared_take(bytes, what, out);
     if (!g->shared) g->shared = fsdp__heap_create(g->part_bytes);

@@ -77,8 +77,10 @@ fsdp_status fsdp_init(int *argc, char ***argv)
     fsdp__comm_state *s = fsdp__comm_state_get();
     if (!s) return fsdp_error();
     if (s->joined)
-        return fsdp__fail(FSDP_INVALID_STATE, "fsdp_init: this context is rank %d of %d already; call "
-                          "fsdp_finalize first", fsdp_rank(), fsdp_world_size());
+        return fsdp__fail(FSDP_INVALID_STATE,
+                          "fsdp_init: this context is rank %d of %d already; call "
+                          "fsdp_finalize first",
+                          fsdp_rank(), fsdp_world_size());
     int rank = 0, size = 1, local = 0, local_size = 0, fd = -1;
     bool has_rank, has_size, has_local, has_local_size, has_fd;
     FSDP_TRY(read_number("RANK", &rank, &has_rank));
@@ -90,23 +92,27 @@ fsdp_status fsdp_init(int *argc, char ***argv)
         return fsdp__fail(FSDP_INVALID_CONFIG, "%s is set and %s is not; a launcher sets both",
                           has_rank ? "RANK" : "WORLD_SIZE", has_rank ? "WORLD_SIZE" : "RANK");
     if (size < 1 || rank >= size)
-        return fsdp__fail(FSDP_INVALID_CONFIG, "RANK=%d with WORLD_SIZE=%d: expected a rank below the "
-                          "size of the world", rank, size);
+        return fsdp__fail(FSDP_INVALID_CONFIG,
+                          "RANK=%d with WORLD_SIZE=%d: expected a rank below the "
+                          "size of the world",
+                          rank, size);
     if (size == 1) {
         s->joined = true;
         fsdp__context_set_rank(fsdp_context_current(), 0, 1);
         return FSDP_OK;
     }
     if ((has_local && local != rank) || (has_local_size && local_size != size))
-        return fsdp__fail(FSDP_UNSUPPORTED,
-                          "RANK=%d of WORLD_SIZE=%d has LOCAL_RANK=%d of LOCAL_WORLD_SIZE=%d: ranks on "
-                          "several hosts are not available; start all ranks on one host",
-                          rank, size, has_local ? local : rank, has_local_size ? local_size : size);
+        return fsdp__fail(
+            FSDP_UNSUPPORTED,
+            "RANK=%d of WORLD_SIZE=%d has LOCAL_RANK=%d of LOCAL_WORLD_SIZE=%d: ranks on "
+            "several hosts are not available; start all ranks on one host",
+            rank, size, has_local ? local : rank, has_local_size ? local_size : size);
     if (!has_fd)
-        return fsdp__fail(FSDP_INVALID_CONFIG,
-                          "WORLD_SIZE=%d and no FSDP_SHM_FD: the launcher gave these ranks no shared "
-                          "memory; start the program with `fsdp run -n %d PROGRAM`",
-                          size, size);
+        return fsdp__fail(
+            FSDP_INVALID_CONFIG,
+            "WORLD_SIZE=%d and no FSDP_SHM_FD: the launcher gave these ranks no shared "
+            "memory; start the program with `fsdp run -n %d PROGRAM`",
+            size, size);
     fsdp__segment seg;
     FSDP_TRY(fsdp__segment_map_fd(fd, rank, size, &seg));
     return join_segment(&seg, rank);
@@ -200,8 +206,10 @@ static fsdp_status run_crew(crew *c, sailor *m)
     for (int r = 0; r < started; r++)
         pthread_join(m[r].thread, NULL);
     if (refused)
-        return fsdp__fail(FSDP_NO_MEMORY, "fsdp_run_threads: the system started %d of %d threads; "
-                          "raise the limit on processes (ulimit -u)", started, c->n);
+        return fsdp__fail(FSDP_NO_MEMORY,
+                          "fsdp_run_threads: the system started %d of %d threads; "
+                          "raise the limit on processes (ulimit -u)",
+                          started, c->n);
     for (int r = 0; r < c->n; r++)
         if (m[r].status != FSDP_OK)
             return fsdp__fail(m[r].status, "%s", m[r].text ? m[r].text : "");
@@ -212,8 +220,10 @@ fsdp_status fsdp_run_threads(int n, fsdp_status (*fn)(void *arg), void *arg)
 {
     if (fsdp_error() != FSDP_OK) return fsdp_error();
     if (n < 1 || n > FSDP__MAX_RANKS || !fn)
-        return fsdp__fail(FSDP_INVALID_ARGUMENT, "fsdp_run_threads: %d ranks; expected 1 to %d, and a "
-                          "function", n, (int)FSDP__MAX_RANKS);
+        return fsdp__fail(FSDP_INVALID_ARGUMENT,
+                          "fsdp_run_threads: %d ranks; expected 1 to %d, and a "
+                          "function",
+                          n, (int)FSDP__MAX_RANKS);
     crew c = {.n = n, .fn = fn, .arg = arg};
     if (n > 1) FSDP_TRY(fsdp__segment_map_threads(n, &c.segment));
     sailor *m = fsdp__calloc((size_t)n, sizeof *m, "ranks as threads");

@@ -29,13 +29,14 @@ fsdp_status fsdp__list_check(const char *what, const fsdp_group *g, const fsdp_l
                               what, i, (long long)e[i].outer, (long long)e[i].dim,
                               (long long)e[i].inner, (long long)e[i].chunk);
         if (e[i].dim > 0 && (e[i].dim - 1) / g->size >= e[i].chunk)
-            return fsdp__fail(FSDP_INVALID_SHAPE,
-                              "%s: entry %d has %lld rows, more than %d ranks own in chunks of %lld",
-                              what, i, (long long)e[i].dim, g->size, (long long)e[i].chunk);
+            return fsdp__fail(
+                FSDP_INVALID_SHAPE,
+                "%s: entry %d has %lld rows, more than %d ranks own in chunks of %lld", what, i,
+                (long long)e[i].dim, g->size, (long long)e[i].chunk);
         if (fsdp_dtype_size(e[i].full_dtype) == 0 || fsdp_dtype_size(e[i].shard_dtype) == 0)
-            return fsdp__fail(FSDP_INVALID_DTYPE, "%s: entry %d goes from %s to %s; set both dtypes",
-                              what, i, fsdp_dtype_name(e[i].shard_dtype),
-                              fsdp_dtype_name(e[i].full_dtype));
+            return fsdp__fail(FSDP_INVALID_DTYPE,
+                              "%s: entry %d goes from %s to %s; set both dtypes", what, i,
+                              fsdp_dtype_name(e[i].shard_dtype), fsdp_dtype_name(e[i].full_dtype));
     }
     return FSDP_OK;
 }

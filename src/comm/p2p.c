@@ -59,11 +59,12 @@ static int recv_step(fsdp_work *w)
         int64_t amount, bytes = part(w, w->in);
         memcpy(&amount, slot, sizeof amount);
         if (amount != w->amount) {
-            fsdp__fail(FSDP_MISMATCH,
-                       "recv in group %s: rank %d expects a message of %lld bytes, rank %d sent one "
-                       "of %lld",
-                       g->name, g->world->rank, (long long)w->amount, g->ranks[w->peer],
-                       (long long)amount);
+            fsdp__fail(
+                FSDP_MISMATCH,
+                "recv in group %s: rank %d expects a message of %lld bytes, rank %d sent one "
+                "of %lld",
+                g->name, g->world->rank, (long long)w->amount, g->ranks[w->peer],
+                (long long)amount);
             return -1;
         }
         if (bytes > 0) memcpy(w->recv + w->in * FSDP__WINDOW, slot + HEAD, (size_t)bytes);

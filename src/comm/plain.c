@@ -19,31 +19,31 @@
 
 /* ---- reducing ----------------------------------------------------------------------- */
 
-#define REDUCE_LOOP(type, expression)                                                              \
-    for (int64_t i = 0; i < n; i++) {                                                              \
-        type a = ((const type *)source[0])[i];                                                     \
-        for (int r = 1; r < k; r++) {                                                              \
-            type b = ((const type *)source[r])[i];                                                 \
-            a = (type)(expression);                                                                \
-        }                                                                                          \
-        ((type *)to)[i] = a;                                                                       \
-    }                                                                                              \
+#define REDUCE_LOOP(type, expression)              \
+    for (int64_t i = 0; i < n; i++) {              \
+        type a = ((const type *)source[0])[i];     \
+        for (int r = 1; r < k; r++) {              \
+            type b = ((const type *)source[r])[i]; \
+            a = (type)(expression);                \
+        }                                          \
+        ((type *)to)[i] = a;                       \
+    }                                              \
     break
 
 /* Sums of integers are exact and wrap as unsigned ones do. A NaN wins a minimum or maximum. */
-#define REDUCE_INTEGER(type, unsigned_type)                                                        \
-    if (op == FSDP_SUM) {                                                                          \
-        REDUCE_LOOP(unsigned_type, a + b);                                                         \
-    } else if (op == FSDP_MIN) {                                                                   \
-        REDUCE_LOOP(type, b < a ? b : a);                                                          \
-    } else {                                                                                       \
-        REDUCE_LOOP(type, b > a ? b : a);                                                          \
+#define REDUCE_INTEGER(type, unsigned_type) \
+    if (op == FSDP_SUM) {                   \
+        REDUCE_LOOP(unsigned_type, a + b);  \
+    } else if (op == FSDP_MIN) {            \
+        REDUCE_LOOP(type, b < a ? b : a);   \
+    } else {                                \
+        REDUCE_LOOP(type, b > a ? b : a);   \
     }
-#define REDUCE_FLOAT(type)                                                                         \
-    if (op == FSDP_MIN) {                                                                          \
-        REDUCE_LOOP(type, isnan(a) || a < b ? a : b);                                              \
-    } else {                                                                                       \
-        REDUCE_LOOP(type, isnan(a) || a > b ? a : b);                                              \
+#define REDUCE_FLOAT(type)                            \
+    if (op == FSDP_MIN) {                             \
+        REDUCE_LOOP(type, isnan(a) || a < b ? a : b); \
+    } else {                                          \
+        REDUCE_LOOP(type, isnan(a) || a > b ? a : b); \
     }
 
 /* Minimum and maximum of half-width floats: compared as f32, which holds them exactly. */
@@ -146,8 +146,8 @@ static void stage(const fsdp_work *w, uint64_t i, char *slot)
     case FSDP_REDUCE_SCATTER:
     case FSDP_ALL_TO_ALL:
         for (int r = 0; r < w->group->size; r++)
-            copy(slot + (size_t)(r * w->each) * unit,
-                 w->send + (size_t)(r * w->amount) * unit + at, bytes);
+            copy(slot + (size_t)(r * w->each) * unit, w->send + (size_t)(r * w->amount) * unit + at,
+                 bytes);
         break;
     default:
         break;
@@ -268,11 +268,11 @@ typedef struct call {
     fsdp_collective collective;
     const void *send;
     void *recv;
-    int64_t amount; /* units of one rank */
+    int64_t amount;   /* units of one rank */
     fsdp_dtype dtype; /* NONE: bytes */
     fsdp_reduce_op op;
     int root;
-    bool cut; /* a slot holds a part for each rank */
+    bool cut;         /* a slot holds a part for each rank */
     int64_t elements; /* for the counters */
 } call;
 
@@ -305,8 +305,8 @@ static fsdp_status check_reduction(fsdp_collective c, fsdp_dtype t, fsdp_reduce_
 static fsdp_status issue(fsdp_group *g, fsdp_lane lane, const call *c, fsdp_work **out)
 {
     FSDP_TRY(window_make(g, lane));
-    fsdp_work *w = fsdp__work_new(g, lane, c->collective, fsdp__collective_name(c->collective),
-                                  &rounds_kind);
+    fsdp_work *w =
+        fsdp__work_new(g, lane, c->collective, fsdp__collective_name(c->collective), &rounds_kind);
     if (!w) return fsdp_error();
     w->send = c->send;
     w->recv = c->recv;

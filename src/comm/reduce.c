@@ -84,8 +84,8 @@ static int sum_own_rows(fsdp_work *w, bool in_place)
             int64_t first = (o * e->dim + begin) * e->inner;
             void *to = in_place ? (char *)e->full + (size_t)first * full
                                 : (char *)e->shard + (size_t)(o * n) * shard;
-            sum_ranks(w, k, peers, sources, first, n, to,
-                      in_place ? e->full_dtype : e->shard_dtype, scale, w->post.add);
+            sum_ranks(w, k, peers, sources, first, n, to, in_place ? e->full_dtype : e->shard_dtype,
+                      scale, w->post.add);
         }
     }
     free((void *)peers);
@@ -167,28 +167,29 @@ static fsdp_status check_entry(const fsdp_group *g, fsdp_collective c, const cha
     int64_t all = e->outer * e->dim * e->inner;
     if (!fsdp_dtype_is_floating(e->full_dtype))
         return fsdp__fail(FSDP_INVALID_DTYPE,
-                          "%s '%s': entry %d is %s; lists of gradients are floating", what, label, i,
-                          fsdp_dtype_name(e->full_dtype));
+                          "%s '%s': entry %d is %s; lists of gradients are floating", what, label,
+                          i, fsdp_dtype_name(e->full_dtype));
     if (scatter && own > 0 && !e->shard)
         return fsdp__fail(FSDP_INVALID_ARGUMENT, "%s '%s': entry %d has no shard", what, label, i);
     if (all == 0 || (scatter && !e->present)) return FSDP_OK;
     if (!e->full)
-        return fsdp__fail(FSDP_INVALID_ARGUMENT, "%s '%s': entry %d is present and has no full", what,
-                          label, i);
+        return fsdp__fail(FSDP_INVALID_ARGUMENT, "%s '%s': entry %d is present and has no full",
+                          what, label, i);
     if (g->world &&
         fsdp__offset_of(g->world, e->full, all * (int64_t)fsdp_dtype_size(e->full_dtype)) < 0)
-        return fsdp__fail(FSDP_INVALID_ARGUMENT,
-                          "%s '%s': the full of entry %d does not lie in memory that peers can read; "
-                          "allocate it with the group's allocator",
-                          what, label, i);
+        return fsdp__fail(
+            FSDP_INVALID_ARGUMENT,
+            "%s '%s': the full of entry %d does not lie in memory that peers can read; "
+            "allocate it with the group's allocator",
+            what, label, i);
     return FSDP_OK;
 }
 
 static fsdp_status issue(fsdp_group *g, fsdp_lane lane, fsdp_collective c, const char *label,
                          fsdp_list_entry *e, int n, float scale, int add, fsdp_work **out)
 {
-    fsdp_work *w = fsdp__work_new(g, lane, c, label,
-                                  c == FSDP_ALL_REDUCE ? &all_reduce_kind : &scatter_kind);
+    fsdp_work *w =
+        fsdp__work_new(g, lane, c, label, c == FSDP_ALL_REDUCE ? &all_reduce_kind : &scatter_kind);
     if (!w) return fsdp_error();
     w->e = fsdp__calloc((size_t)n, sizeof *e, "a list of gradients");
     w->union_present = w->e ? fsdp__calloc((size_t)n, 1, "a list of gradients") : NULL;

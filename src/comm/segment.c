@@ -24,7 +24,8 @@
 #include "base/memory.h"
 #include "comm/comm_internal.h"
 
-#define MAGIC UINT64_C(0x3130637064736601) /* changes with every change of the published structs */
+#define MAGIC UINT64_C(0x3130637064736601) /* changes with every change of the published structs \
+                                            */
 #define GIB ((int64_t)1 << 30)
 
 static int64_t round_up(int64_t x, int64_t align)
@@ -47,8 +48,8 @@ fsdp_status fsdp__layout_make(int n, fsdp__layout *out)
     physical = 4 * GIB;
 #endif
     fsdp__layout l = {0};
-    l.member = round_up((int64_t)sizeof(fsdp__member_page) +
-                            (int64_t)sizeof(fsdp__pair_page) * n, 64);
+    l.member =
+        round_up((int64_t)sizeof(fsdp__member_page) + (int64_t)sizeof(fsdp__pair_page) * n, 64);
     l.control = (int64_t)sizeof(fsdp__segment_head) + (int64_t)sizeof(fsdp__rank_page) * n +
                 l.member * n * FSDP__MAX_SLOTS;
     l.control = round_up(l.control, huge);
@@ -76,8 +77,8 @@ fsdp__rank_page *fsdp__rank_page_of(const fsdp__world *w, int rank)
 
 fsdp__member_page *fsdp__member_page_of(const fsdp__world *w, int64_t slot, int rank)
 {
-    char *first = w->seg.control + sizeof(fsdp__segment_head) +
-                  sizeof(fsdp__rank_page) * (size_t)w->size;
+    char *first =
+        w->seg.control + sizeof(fsdp__segment_head) + sizeof(fsdp__rank_page) * (size_t)w->size;
     return (fsdp__member_page *)(first + (slot * w->size + rank) * w->seg.layout.member);
 }
 
@@ -148,24 +149,25 @@ fsdp_status fsdp__segment_map_fd(int fd, int rank, int world_size, fsdp__segment
     const fsdp__layout *l = &s.layout;
     struct stat st;
     if (fstat(fd, &st) || !S_ISREG(st.st_mode))
-        return fsdp__fail(FSDP_INVALID_CONFIG,
-                          "FSDP_SHM_FD=%d is no open file of shared memory; it is set by `fsdp run`, "
-                          "so do not set it by hand and do not close descriptors that were inherited",
-                          fd);
+        return fsdp__fail(
+            FSDP_INVALID_CONFIG,
+            "FSDP_SHM_FD=%d is no open file of shared memory; it is set by `fsdp run`, "
+            "so do not set it by hand and do not close descriptors that were inherited",
+            fd);
     /* Every rank may do this: the same size changes nothing. */
     if (st.st_size < l->total && ftruncate(fd, l->total))
-        return fsdp__fail_errno(FSDP_NO_MEMORY,
-                                "cannot set the size of the shared segment to %lld bytes (only used "
-                                "pages take memory); raise the limit on file sizes (ulimit -f)",
-                                (long long)l->total);
+        return fsdp__fail_errno(
+            FSDP_NO_MEMORY,
+            "cannot set the size of the shared segment to %lld bytes (only used "
+            "pages take memory); raise the limit on file sizes (ulimit -f)",
+            (long long)l->total);
     s.ro = map(l->total, PROT_READ, 0, fd, 0);
     s.control = s.ro ? map(l->control, PROT_READ | PROT_WRITE, 0, fd, 0) : NULL;
-    s.heap = s.control
-                 ? map(l->heap, PROT_READ | PROT_WRITE, 0, fd, l->control + l->heap * rank)
-                 : NULL;
-    s.gather = s.heap ? map(l->gather, PROT_READ | PROT_WRITE, 0, fd,
-                            l->control + l->heap * world_size)
-                      : NULL;
+    s.heap =
+        s.control ? map(l->heap, PROT_READ | PROT_WRITE, 0, fd, l->control + l->heap * rank) : NULL;
+    s.gather =
+        s.heap ? map(l->gather, PROT_READ | PROT_WRITE, 0, fd, l->control + l->heap * world_size)
+               : NULL;
     fsdp__segment_head *h = (fsdp__segment_head *)s.control;
     if (!s.gather || agree(&h->magic, MAGIC, "the mark") != FSDP_OK ||
         agree(&h->world_size, (uint64_t)world_size, "a WORLD_SIZE of") != FSDP_OK ||
@@ -254,10 +256,11 @@ fsdp__world *fsdp__world_join(const fsdp__segment *s, int rank)
     uint64_t state = atomic_load(&me->state), pid = (uint64_t)getpid(), start = 0;
     w->number = state ? (int)(state / 4) + 1 : 0;
     if (state % 4 == FSDP__JOINED) {
-        fsdp__fail(FSDP_INVALID_STATE,
-                   "rank %d was already taken in this world by process %llu; each rank starts once, "
-                   "and a rank that ended is started again together with all others",
-                   rank, (unsigned long long)atomic_load(&me->pid));
+        fsdp__fail(
+            FSDP_INVALID_STATE,
+            "rank %d was already taken in this world by process %llu; each rank starts once, "
+            "and a rank that ended is started again together with all others",
+            rank, (unsigned long long)atomic_load(&me->pid));
     } else if (w->number >= FSDP__MAX_WORLDS) {
         fsdp__fail(FSDP_UNSUPPORTED, "fsdp_init was called more than %d times by one process",
                    (int)FSDP__MAX_WORLDS);

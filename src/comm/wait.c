@@ -6,8 +6,8 @@
  * was posted, a rank died or left, or the time is up; so no wait lasts for ever, and none of these
  * looks is on the fast path. Whoever publishes something rings only for those that sleep.
  *
- * No ring is lost: the sleeper sets `sleeping`, then polls once more; the publisher stores its word,
- * then loads `sleeping`. All four are sequentially consistent, so one sees the other.
+ * No ring is lost: the sleeper sets `sleeping`, then polls once more; the publisher stores its
+ * word, then loads `sleeping`. All four are sequentially consistent, so one sees the other.
  */
 #include <errno.h>
 #include <linux/futex.h>
@@ -90,10 +90,11 @@ fsdp_status fsdp__abort_check(const fsdp__world *w, const char *where)
     int rank = (int)atomic_load(&a->rank);
     fsdp_status code = (fsdp_status)atomic_load(&a->code);
     if (rank == w->rank)
-        return fsdp__fail(FSDP_INVALID_STATE,
-                          "%s: this rank posted an error to its peers before, and they have stopped: "
-                          "%s; call fsdp_finalize and start again",
-                          where, a->text);
+        return fsdp__fail(
+            FSDP_INVALID_STATE,
+            "%s: this rank posted an error to its peers before, and they have stopped: "
+            "%s; call fsdp_finalize and start again",
+            where, a->text);
     if (code != FSDP_PEER_DIED && code != FSDP_MISMATCH && code != FSDP_TIMEOUT)
         code = FSDP_PEER_FAILED;
     return fsdp__fail(code, "%s: rank %d reported: %s", where, rank, a->text);
@@ -128,7 +129,8 @@ static void describe(const fsdp__world *w, int rank, char *out, size_t size)
     if (last == 0)
         snprintf(out + n, size - (size_t)n, "which has called no collective yet,");
     else
-        snprintf(out + n, size - (size_t)n, "whose last call was %s '%s' (call %llu of lane %s, "
+        snprintf(out + n, size - (size_t)n,
+                 "whose last call was %s '%s' (call %llu of lane %s, "
                  "group %s),",
                  fsdp__collective_name((fsdp_collective)(last % 16)), label,
                  (unsigned long long)(last / 256), fsdp__lane_name((fsdp_lane)(last / 16 % 16)),
@@ -156,8 +158,8 @@ static fsdp_status check_peers(const fsdp_group *g, const fsdp_work *w, const ch
         if (fsdp__process_dead(atomic_load(&p->pid), atomic_load(&p->start))) {
             describe(world, g->ranks[r], who, sizeof who);
             return fsdp__fail(FSDP_PEER_DIED,
-                              "%s: %s died; its own output or the launcher's report says why", where,
-                              who);
+                              "%s: %s died; its own output or the launcher's report says why",
+                              where, who);
         }
     }
     return FSDP_OK;

@@ -109,7 +109,8 @@ static fsdp_status describe_list(fsdp_work *w, fsdp__lane_state *lane)
         fsdp__allocator *a = g->world->allocator;
         int64_t old = lane->descriptions[place].n * (int64_t)sizeof(fsdp__post_entry);
         int64_t bytes = w->n * (int64_t)sizeof(fsdp__post_entry);
-        FSDP_TRY(fsdp__account_take(FSDP_COMMUNICATION, bytes - old, "descriptions of collectives"));
+        FSDP_TRY(
+            fsdp__account_take(FSDP_COMMUNICATION, bytes - old, "descriptions of collectives"));
         a->free(a, lane->descriptions[place].p, (size_t)old);
         lane->descriptions[place].n = 0;
         lane->descriptions[place].p = a->alloc(a, (size_t)bytes, "descriptions of collectives");
@@ -121,7 +122,7 @@ static fsdp_status describe_list(fsdp_work *w, fsdp__lane_state *lane)
     for (int i = 0; i < w->n; i++) {
         const fsdp_list_entry *e = &w->e[i];
         const void *source = reduces ? e->full : e->shard;
-        p[i] = (fsdp__post_entry){e->outer, e->dim, e->inner, e->chunk, -1,
+        p[i] = (fsdp__post_entry){e->outer,       e->dim,        e->inner,   e->chunk, -1,
                                   e->shard_dtype, e->full_dtype, e->present, 0};
         if (source) p[i].offset = fsdp__offset_of(g->world, source, 0);
     }
@@ -150,10 +151,11 @@ static int differ(const fsdp_work *w, int r, const char *what, long long mine, l
 {
     char where[256];
     fsdp__work_where(w, where, sizeof where);
-    fsdp__fail(FSDP_MISMATCH,
-               "%s: rank %d has %s %lld, rank %d has %lld; all ranks must make the same calls in the "
-               "same order",
-               where, w->group->world->rank, what, mine, w->group->ranks[r], theirs);
+    fsdp__fail(
+        FSDP_MISMATCH,
+        "%s: rank %d has %s %lld, rank %d has %lld; all ranks must make the same calls in the "
+        "same order",
+        where, w->group->world->rank, what, mine, w->group->ranks[r], theirs);
     return -1;
 }
 
@@ -168,16 +170,17 @@ static int compare_entries(const fsdp_work *w, int r, const fsdp__post *peer)
             continue;
         char where[256];
         fsdp__work_where(w, where, sizeof where);
-        fsdp__fail(FSDP_MISMATCH,
-                   "%s: entry %d is (%lld, %lld, %lld) in chunks of %lld, %s to %s, on rank %d, and "
-                   "(%lld, %lld, %lld) in chunks of %lld, %s to %s, on rank %d; all ranks must have "
-                   "the same parameters",
-                   where, i, (long long)e->outer, (long long)e->dim, (long long)e->inner,
-                   (long long)e->chunk, fsdp_dtype_name(e->shard_dtype),
-                   fsdp_dtype_name(e->full_dtype), w->group->world->rank, (long long)p[i].outer,
-                   (long long)p[i].dim, (long long)p[i].inner, (long long)p[i].chunk,
-                   fsdp_dtype_name((fsdp_dtype)p[i].shard_dtype),
-                   fsdp_dtype_name((fsdp_dtype)p[i].full_dtype), w->group->ranks[r]);
+        fsdp__fail(
+            FSDP_MISMATCH,
+            "%s: entry %d is (%lld, %lld, %lld) in chunks of %lld, %s to %s, on rank %d, and "
+            "(%lld, %lld, %lld) in chunks of %lld, %s to %s, on rank %d; all ranks must have "
+            "the same parameters",
+            where, i, (long long)e->outer, (long long)e->dim, (long long)e->inner,
+            (long long)e->chunk, fsdp_dtype_name(e->shard_dtype), fsdp_dtype_name(e->full_dtype),
+            w->group->world->rank, (long long)p[i].outer, (long long)p[i].dim,
+            (long long)p[i].inner, (long long)p[i].chunk,
+            fsdp_dtype_name((fsdp_dtype)p[i].shard_dtype),
+            fsdp_dtype_name((fsdp_dtype)p[i].full_dtype), w->group->ranks[r]);
         return -1;
     }
     return 0;
@@ -194,15 +197,17 @@ static int compare(const fsdp_work *w, int r)
         fsdp__fail(FSDP_MISMATCH,
                    "%s on rank %d is %s '%s' on rank %d; all ranks must make the same calls in the "
                    "same order",
-                   where, w->group->world->rank, fsdp__collective_name((fsdp_collective)b->collective),
-                   b->label, w->group->ranks[r]);
+                   where, w->group->world->rank,
+                   fsdp__collective_name((fsdp_collective)b->collective), b->label,
+                   w->group->ranks[r]);
         return -1;
     }
     if (a->n != b->n) return differ(w, r, "a list length of", a->n, b->n);
     if (a->dtype != b->dtype) {
         char where[256];
         fsdp__work_where(w, where, sizeof where);
-        fsdp__fail(FSDP_MISMATCH, "%s: rank %d has dtype %s, rank %d has %s", where,
+        fsdp__fail(FSDP_MISMATCH, "%s: rank %d has dtype %s, rank %d has %s; all ranks must "
+                   "make the same calls in the same order", where,
                    w->group->world->rank, fsdp_dtype_name((fsdp_dtype)a->dtype), w->group->ranks[r],
                    fsdp_dtype_name((fsdp_dtype)b->dtype));
         return -1;
@@ -410,8 +415,11 @@ fsdp_status fsdp__group_drain(fsdp_group *g)
     for (int l = 0; g->world && l < FSDP_LANE_COUNT; l++) {
         if (g->lanes[l].issued == 0) continue;
         /* Stands for the lane's last call; it is in no queue. */
-        fsdp_work last = {.group = g, .lane = (fsdp_lane)l, .seq = g->lanes[l].issued,
-                          .collective = FSDP_BARRIER, .label = "fsdp_finalize",
+        fsdp_work last = {.group = g,
+                          .lane = (fsdp_lane)l,
+                          .seq = g->lanes[l].issued,
+                          .collective = FSDP_BARRIER,
+                          .label = "fsdp_finalize",
                           .blocked_on = g->rank};
         FSDP_TRY(fsdp__wait(g, drained, &last, &last));
     }

@@ -79,6 +79,8 @@ fsdp_status fsdp__st_writer_begin(fsdp__st_writer *w);
 /* Bytes [offset, offset + bytes) of a declared tensor. Each byte is written once, in any order. */
 fsdp_status fsdp__st_writer_write(fsdp__st_writer *w, const char *name, int64_t offset,
                                   int64_t bytes, const void *src);
+/* An error that names the tensor if bytes of one have not been written. Changes nothing. */
+fsdp_status fsdp__st_writer_check(const fsdp__st_writer *w);
 /* An error unless every byte has been written. Then the file has its name and is on the disk. */
 fsdp_status fsdp__st_writer_finish(fsdp__st_writer *w);
 /* Without a successful finish: removes the temporary file. NULL: nothing. */

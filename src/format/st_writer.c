@@ -337,7 +337,7 @@ fsdp_status fsdp__st_writer_write(fsdp__st_writer *w, const char *name, int64_t 
     return write_item(w, &w->items[v->i], offset, bytes, src);
 }
 
-fsdp_status fsdp__st_writer_finish(fsdp__st_writer *w)
+fsdp_status fsdp__st_writer_check(const fsdp__st_writer *w)
 {
     if (w->file.fd < 0)
         return fsdp__fail(FSDP_INVALID_STATE,
@@ -345,14 +345,20 @@ fsdp_status fsdp__st_writer_finish(fsdp__st_writer *w)
                           "before",
                           w->path);
     for (int64_t i = 0; i < w->n; i++)
-        if (w->items[i].written != w->items[i].bytes) {
-            fsdp__temp_abort(&w->file);
+        if (w->items[i].written != w->items[i].bytes)
             return fsdp__fail(FSDP_INVALID_STATE,
                               "%s: tensor '%s': found %lld bytes written, expected %lld", w->path,
                               w->items[i].name, (long long)w->items[i].written,
                               (long long)w->items[i].bytes);
-        }
-    return fsdp__temp_commit(&w->file);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp__st_writer_finish(fsdp__st_writer *w)
+{
+    fsdp_status s = fsdp__st_writer_check(w);
+    if (s == FSDP_OK) return fsdp__temp_commit(&w->file);
+    fsdp__temp_abort(&w->file);
+    return s;
 }
 
 /* ---- at once ----------------------------------------------------------------------------------

@@ -53,7 +53,8 @@ static void chain_in(fsdp_tokenizer *t, int32_t i)
     int kind = a->normalized;
     if (a->match_len == 0) return;
     int32_t *link = &t->first[kind][(unsigned char)a->match[0]];
-    while (*link >= 0 && t->added[*link].match_len >= a->match_len) link = &t->next[kind][*link];
+    while (*link >= 0 && t->added[*link].match_len >= a->match_len)
+        link = &t->next[kind][*link];
     t->next[kind][i] = *link;
     *link = i;
 }
@@ -61,7 +62,8 @@ static void chain_in(fsdp_tokenizer *t, int32_t i)
 fsdp_status fsdp__added_index(fsdp_tokenizer *t)
 {
     for (int k = 0; k < 2; k++) {
-        for (int b = 0; b < 256; b++) t->first[k][b] = -1;
+        for (int b = 0; b < 256; b++)
+            t->first[k][b] = -1;
         t->next[k] = fsdp__calloc((size_t)t->added_count, sizeof **t->next, "added tokens");
         if (!t->next[k]) return fsdp_error();
     }
@@ -78,7 +80,8 @@ fsdp_status fsdp__added_index(fsdp_tokenizer *t)
 }
 
 /* The longest token at s (n), or NULL. */
-static const fsdp__added *token_at(const fsdp_tokenizer *t, bool normalized, const char *s, size_t n)
+static const fsdp__added *token_at(const fsdp_tokenizer *t, bool normalized, const char *s,
+                                   size_t n)
 {
     int32_t i = t->first[normalized][(unsigned char)*s];
     for (; i >= 0; i = t->next[normalized][i]) {
@@ -91,7 +94,8 @@ static const fsdp__added *token_at(const fsdp_tokenizer *t, bool normalized, con
 /* Start of the character that ends at byte `end` > 0 of s. */
 static size_t char_before(const char *s, size_t end)
 {
-    do end--;
+    do
+        end--;
     while (end > 0 && ((unsigned char)s[end] & 0xc0) == 0x80);
     return end;
 }
@@ -126,7 +130,8 @@ static size_t spaces_before(const char *s, size_t start)
 static size_t spaces_after(const char *s, size_t n, size_t end)
 {
     size_t len;
-    while (end < n && fsdp__char_is_space(fsdp__utf8_get(s + end, &len))) end += len;
+    while (end < n && fsdp__char_is_space(fsdp__utf8_get(s + end, &len)))
+        end += len;
     return end;
 }
 

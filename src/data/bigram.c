@@ -32,8 +32,8 @@ fsdp_status fsdp__bigram_loss(const fsdp__tokens *train, const fsdp__tokens *val
     }
     for (int64_t i = 0; i + 1 < train->count; i++) {
         uint32_t a = (uint32_t)fsdp__tokens_get(train, i);
-        int64_t *n = fsdp__pairs_add(
-            &pairs, fsdp__pair_key(a, (uint32_t)fsdp__tokens_get(train, i + 1)));
+        int64_t *n =
+            fsdp__pairs_add(&pairs, fsdp__pair_key(a, (uint32_t)fsdp__tokens_get(train, i + 1)));
         if (!n) {
             s = fsdp_error();
             goto done;

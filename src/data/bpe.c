@@ -65,7 +65,8 @@ static fsdp_status read_vocab(fsdp__bpe *m, json_t *vocab, const char *mark)
                                              "tokens with their ids");
     m->vocab = fsdp__map_create();
     if (!m->vocab) return fsdp_error();
-    json_object_foreach(vocab, token, value) {
+    json_object_foreach(vocab, token, value)
+    {
         json_int_t id = json_is_integer(value) ? json_integer_value(value) : -1;
         if (id < 0 || id >= INT32_MAX)
             return fsdp__fail(FSDP_INVALID_DATA,
@@ -82,17 +83,19 @@ static fsdp_status read_vocab(fsdp__bpe *m, json_t *vocab, const char *mark)
                           (long long)m->id_count - 1, (long long)count);
     m->tokens = fsdp__calloc((size_t)m->id_count, sizeof *m->tokens, "tokens");
     if (!m->tokens) return fsdp_error();
-    json_object_foreach(vocab, token, value) {
+    json_object_foreach(vocab, token, value)
+    {
         char *key = fsdp__strdup(token);
         if (!key) return fsdp_error();
-        FSDP_TRY(add_token(m, key, fsdp__unmark(key, strlen(key), mark), json_integer_value(value)));
+        FSDP_TRY(
+            add_token(m, key, fsdp__unmark(key, strlen(key), mark), json_integer_value(value)));
     }
     return FSDP_OK;
 }
 
 /* The two halves of merge i, which is "a b" or ["a", "b"]; lengths in na and nb. */
-static fsdp_status merge_halves(json_t *merge, size_t i, const char **a, size_t *na,
-                                const char **b, size_t *nb)
+static fsdp_status merge_halves(json_t *merge, size_t i, const char **a, size_t *na, const char **b,
+                                size_t *nb)
 {
     if (json_is_array(merge) && json_array_size(merge) == 2 &&
         json_is_string(json_array_get(merge, 0)) && json_is_string(json_array_get(merge, 1))) {
@@ -218,7 +221,8 @@ fsdp_status fsdp__bpe_read(fsdp__bpe *m, const json_t *model, const char *mark)
 void fsdp__bpe_free(fsdp__bpe *m)
 {
     if (m->tokens)
-        for (int64_t i = 0; i < m->id_count; i++) free(m->tokens[i].p);
+        for (int64_t i = 0; i < m->id_count; i++)
+            free(m->tokens[i].p);
     free(m->tokens);
     fsdp__map_free(m->vocab);
     fsdp__map_free(m->cache);
@@ -276,14 +280,15 @@ static fsdp_status merge_all(fsdp__bpe *m, int64_t count)
 {
     fsdp__bpe_symbol *s = m->symbols;
     m->heap_count = 0;
-    for (int64_t i = 0; i + 1 < count; i++) FSDP_TRY(queue_pair(m, (int32_t)i));
+    for (int64_t i = 0; i + 1 < count; i++)
+        FSDP_TRY(queue_pair(m, (int32_t)i));
     while (m->heap_count > 0) {
         fsdp__bpe_merge top = heap_pop(m);
         fsdp__bpe_symbol *left = &s[top.pos];
         if (left->len == 0 || left->next < 0) continue;
         fsdp__bpe_symbol *right = &s[left->next];
-        const int64_t *v = fsdp__pairs_get(
-            &m->merges, fsdp__pair_key((uint32_t)left->id, (uint32_t)right->id));
+        const int64_t *v =
+            fsdp__pairs_get(&m->merges, fsdp__pair_key((uint32_t)left->id, (uint32_t)right->id));
         if (!v || (int32_t)(*v & INT32_MAX) != top.id) continue;
         left->id = top.id;
         left->len += right->len;
@@ -308,7 +313,8 @@ static bool add_bytes(fsdp__bpe *m, int64_t *count, const char *s, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         if (m->bytes[(unsigned char)s[i]] < 0) return false;
-    for (size_t i = 0; i < n; i++) add_symbol(m, count, m->bytes[(unsigned char)s[i]], 1);
+    for (size_t i = 0; i < n; i++)
+        add_symbol(m, count, m->bytes[(unsigned char)s[i]], 1);
     return true;
 }
 

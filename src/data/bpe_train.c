@@ -44,8 +44,8 @@ typedef struct token {
 
 struct fsdp__bpe_trainer {
     fsdp__regex *regex;
-    fsdp__map *words;  /* word -> occurrences */
-    int32_t *symbols;  /* of all words; word w has lengths[w] from starts[w] on */
+    fsdp__map *words; /* word -> occurrences */
+    int32_t *symbols; /* of all words; word w has lengths[w] from starts[w] on */
     int64_t *starts, *counts;
     int32_t *lengths;
     fsdp__pairs index; /* key -> place in pairs, plus 1 */
@@ -57,7 +57,7 @@ struct fsdp__bpe_trainer {
     int64_t heap_count, heap_cap;
     token *tokens;
     int64_t token_count;
-    fsdp__map *ids;  /* bytes of a token -> id; without the special ones */
+    fsdp__map *ids;   /* bytes of a token -> id; without the special ones */
     uint64_t *merges; /* pairs in order of merging */
     int64_t merge_count, merge_cap;
 };
@@ -77,8 +77,10 @@ fsdp__bpe_trainer *fsdp__bpe_trainer_create(void)
 void fsdp__bpe_trainer_free(fsdp__bpe_trainer *t)
 {
     if (!t) return;
-    for (int64_t i = 0; i < t->pair_count; i++) free(t->pairs[i].words);
-    for (int64_t i = 0; i < t->token_count; i++) free(t->tokens[i].bytes);
+    for (int64_t i = 0; i < t->pair_count; i++)
+        free(t->pairs[i].words);
+    for (int64_t i = 0; i < t->token_count; i++)
+        free(t->tokens[i].bytes);
     free(t->symbols);
     free(t->starts);
     free(t->counts);
@@ -166,7 +168,8 @@ static fsdp_status load_words(fsdp__bpe_trainer *t, const int32_t ids[256])
         t->starts[w] = total;
         t->counts[w] = fsdp__map_at(t->words, w)->i;
         t->lengths[w] = (int32_t)n;
-        for (size_t i = 0; i < n; i++) t->symbols[total++] = ids[(unsigned char)s[i]];
+        for (size_t i = 0; i < n; i++)
+            t->symbols[total++] = ids[(unsigned char)s[i]];
     }
     return FSDP_OK;
 }
@@ -230,7 +233,8 @@ static fsdp_status touch(fsdp__bpe_trainer *t, int64_t at)
 
 static fsdp_status queue_touched(fsdp__bpe_trainer *t)
 {
-    for (int64_t i = 0; i < t->touched_count; i++) FSDP_TRY(push(t, t->touched[i]));
+    for (int64_t i = 0; i < t->touched_count; i++)
+        FSDP_TRY(push(t, t->touched[i]));
     t->touched_count = 0;
     return FSDP_OK;
 }
@@ -323,7 +327,8 @@ done:
 static fsdp_status run_merges(fsdp__bpe_trainer *t, int64_t vocab_size)
 {
     t->merge_count = 0;
-    for (int64_t w = 0; w < fsdp__map_count(t->words); w++) FSDP_TRY(count_pairs(t, w, 1, -1));
+    for (int64_t w = 0; w < fsdp__map_count(t->words); w++)
+        FSDP_TRY(count_pairs(t, w, 1, -1));
     FSDP_TRY(queue_touched(t));
     while (t->token_count < vocab_size && t->heap_count > 0) {
         entry top = pop(t);
@@ -448,10 +453,11 @@ fsdp_status fsdp__bpe_trainer_write(fsdp__bpe_trainer *t, int64_t vocab_size,
     fsdp__str text = {0}, config = {0};
     fsdp_status s = FSDP_OK;
     if (vocab_size < 256 + count || vocab_size > 1 << 24)
-        return fsdp__fail(FSDP_INVALID_ARGUMENT,
-                          "training a tokenizer: a vocabulary of %lld; expected %lld (256 bytes and "
-                          "%lld special tokens) to 16777216",
-                          (long long)vocab_size, (long long)(256 + count), (long long)count);
+        return fsdp__fail(
+            FSDP_INVALID_ARGUMENT,
+            "training a tokenizer: a vocabulary of %lld; expected %lld (256 bytes and "
+            "%lld special tokens) to 16777216",
+            (long long)vocab_size, (long long)(256 + count), (long long)count);
     if (t->tokens)
         return fsdp__fail(FSDP_INVALID_STATE, "training a tokenizer: this trainer has written one");
     FSDP_GO(first_tokens(t, vocab_size, special, count, ids));

@@ -101,7 +101,8 @@ static fsdp_status end_bytes(fsdp__str *bytes, bool raw, list *out)
     if (raw || fsdp__utf8_valid(bytes->p, bytes->len) == bytes->len)
         fsdp__str_add_n(&out->text, bytes->p, bytes->len);
     else
-        for (size_t i = 0; i < bytes->len; i++) fsdp__str_add(&out->text, "\xef\xbf\xbd");
+        for (size_t i = 0; i < bytes->len; i++)
+            fsdp__str_add(&out->text, "\xef\xbf\xbd");
     bytes->len = 0;
     return list_end(out);
 }
@@ -145,7 +146,8 @@ static void strip(const fsdp__tok_step *step, const char *s, size_t n, fsdp__str
 }
 
 /* The mark becomes a blank, and nothing in the first token unless none was put there. */
-static void metaspace(const fsdp__tok_step *step, const char *s, size_t n, bool first, fsdp__str *out)
+static void metaspace(const fsdp__tok_step *step, const char *s, size_t n, bool first,
+                      fsdp__str *out)
 {
     size_t k = step->text_len;
     for (size_t i = 0; i < n;) {
@@ -186,8 +188,8 @@ static fsdp_status one_step(const fsdp__tok_step *step, const list *in, bool raw
     return FSDP_OK;
 }
 
-fsdp_status fsdp__decode(const fsdp__tok_steps *steps, const fsdp__token *tokens, int64_t n, bool raw,
-                         fsdp__str *out)
+fsdp_status fsdp__decode(const fsdp__tok_steps *steps, const fsdp__token *tokens, int64_t n,
+                         bool raw, fsdp__str *out)
 {
     list now = {0}, next = {0};
     fsdp_status s = FSDP_OK;

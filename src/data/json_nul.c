@@ -38,8 +38,8 @@ static unsigned free_mark(char *text, size_t n)
         fsdp__str bytes = {0};
         size_t at = 0;
         fsdp__utf8_add(&bytes, c);
-        bool used = bytes.failed || memmem(text, n, bytes.p, bytes.len) ||
-                    next_escape(text, n, &at, c);
+        bool used =
+            bytes.failed || memmem(text, n, bytes.p, bytes.len) || next_escape(text, n, &at, c);
         fsdp__str_free(&bytes);
         if (!used) return c;
     }

@@ -63,7 +63,7 @@ static void strip(const fsdp__tok_step *step, const char *s, size_t n, fsdp__str
 }
 
 int fsdp__tok_find(const fsdp__tok_step *s, const char *text, size_t n, size_t from, size_t *start,
-                    size_t *end)
+                   size_t *end)
 {
     if (s->regex) return fsdp__regex_find(s->regex, text, n, from, start, end);
     const char *p = from < n ? memmem(text + from, n - from, s->literal, s->literal_len) : NULL;
@@ -122,7 +122,8 @@ static fsdp_status one_step(const fsdp__tok_step *step, const char *s, size_t n,
     }
 }
 
-fsdp_status fsdp__normalize(const fsdp__tok_steps *steps, const char *text, size_t n, fsdp__str *out)
+fsdp_status fsdp__normalize(const fsdp__tok_steps *steps, const char *text, size_t n,
+                            fsdp__str *out)
 {
     fsdp__str now = {0}, next = {0};
     fsdp_status s = FSDP_OK;

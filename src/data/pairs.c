@@ -12,15 +12,18 @@
 fsdp_status fsdp__pairs_reserve(fsdp__pairs *t, size_t count)
 {
     size_t cap = t->cap ? t->cap : 16;
-    while (cap < 2 * count) cap *= 2;
+    while (cap < 2 * count)
+        cap *= 2;
     if (cap == t->cap) return FSDP_OK;
     fsdp__pair_slot *slots = fsdp__calloc(cap, sizeof *slots, "table of pairs");
     if (!slots) return fsdp_error();
-    for (size_t i = 0; i < cap; i++) slots[i].key = FSDP__PAIR_FREE;
+    for (size_t i = 0; i < cap; i++)
+        slots[i].key = FSDP__PAIR_FREE;
     for (size_t i = 0; i < t->cap; i++) {
         if (t->slots[i].key == FSDP__PAIR_FREE) continue;
         size_t j = fsdp__pair_hash(t->slots[i].key) & (cap - 1);
-        while (slots[j].key != FSDP__PAIR_FREE) j = (j + 1) & (cap - 1);
+        while (slots[j].key != FSDP__PAIR_FREE)
+            j = (j + 1) & (cap - 1);
         slots[j] = t->slots[i];
     }
     free(t->slots);

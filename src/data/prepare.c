@@ -222,7 +222,9 @@ static fsdp_status write_list(const job *j)
         fsdp__utf8_add_lossy(&name, f->path, strlen(f->path));
         fsdp__json_quote(&out, fsdp__str_get(&name), name.len);
         fsdp__str_addf(&out, ", \"set\": \"%s\", \"bytes\": %lld, \"tokens\": %lld}",
-                       !f->text ? "none" : f->validation ? "validation" : "train",
+                       !f->text        ? "none"
+                       : f->validation ? "validation"
+                                       : "train",
                        (long long)f->bytes, (long long)f->tokens);
     }
     fsdp__str_add(&out, "\n  ]\n}\n");

@@ -107,16 +107,16 @@ static fsdp_status add_spans(const spans *v, const fsdp__piece *p, size_t base, 
     for (int64_t i = 0; i < v->count; i++) {
         span x = v->items[i];
         if (x.match) continue;
-        FSDP_TRY(fsdp__pieces_add(out, base + x.start, x.end - x.start, -1,
-                                  p->first && x.start == 0));
+        FSDP_TRY(
+            fsdp__pieces_add(out, base + x.start, x.end - x.start, -1, p->first && x.start == 0));
     }
     return FSDP_OK;
 }
 
 /* ---- steps that only cut --------------------------------------------------------- */
 
-static fsdp_status cut_piece(const fsdp__tok_step *step, const char *s, const fsdp__piece *p, spans *v,
-                             fsdp__pieces *out)
+static fsdp_status cut_piece(const fsdp__tok_step *step, const char *s, const fsdp__piece *p,
+                             spans *v, fsdp__pieces *out)
 {
     fsdp__tok_cut cut = step->cut;
     v->count = 0;
@@ -147,13 +147,13 @@ static fsdp_status cut_piece(const fsdp__tok_step *step, const char *s, const fs
 
 /* Each blank becomes the mark; one more is put in front as `prepend` says. With split, each mark
  * begins a piece. */
-static fsdp_status metaspace(const fsdp__tok_step *step, const char *s, const fsdp__piece *p, spans *v,
-                             fsdp__pieces *out)
+static fsdp_status metaspace(const fsdp__tok_step *step, const char *s, const fsdp__piece *p,
+                             spans *v, fsdp__pieces *out)
 {
     fsdp__str *to = &out->text;
     size_t base = to->len;
-    bool asked = step->prepend == FSDP__PREPEND_ALWAYS ||
-                 (step->prepend == FSDP__PREPEND_FIRST && p->first);
+    bool asked =
+        step->prepend == FSDP__PREPEND_ALWAYS || (step->prepend == FSDP__PREPEND_FIRST && p->first);
     bool marked = s[p->start] == ' ' || (p->len >= step->text_len &&
                                          memcmp(s + p->start, step->text, step->text_len) == 0);
     if (asked && !marked) fsdp__str_add_n(to, step->text, step->text_len);
@@ -166,7 +166,8 @@ static fsdp_status metaspace(const fsdp__tok_step *step, const char *s, const fs
     }
     if (to->failed) return FSDP_OK;
     if (!step->split) return fsdp__pieces_add(out, base, to->len - base, -1, p->first);
-    fsdp__tok_step mark = {.kind = FSDP__TOK_SPLIT, .literal = step->text, .literal_len = step->text_len};
+    fsdp__tok_step mark = {
+        .kind = FSDP__TOK_SPLIT, .literal = step->text, .literal_len = step->text_len};
     v->count = 0;
     FSDP_TRY(find_pattern(&mark, to->p + base, to->len - base, v));
     apply_cut(v, FSDP__CUT_MERGED_WITH_NEXT);
@@ -197,8 +198,8 @@ static void add_byte_chars(fsdp__str *to, const char *s, size_t n)
 }
 
 /* Cuts by GPT-2's expression, then writes each byte as its printable character. */
-static fsdp_status byte_level(const fsdp__tok_step *step, const char *s, const fsdp__piece *p, spans *v,
-                              fsdp__str *spaced, fsdp__pieces *out)
+static fsdp_status byte_level(const fsdp__tok_step *step, const char *s, const fsdp__piece *p,
+                              spans *v, fsdp__str *spaced, fsdp__pieces *out)
 {
     const char *text = s + p->start;
     size_t n = p->len;
@@ -226,8 +227,8 @@ static fsdp_status byte_level(const fsdp__tok_step *step, const char *s, const f
 
 /* ---- all ----------------------------------------------------------------------------- */
 
-static fsdp_status one_step(const fsdp__tok_step *step, fsdp__pieces *now, spans *v, fsdp__str *spaced,
-                            fsdp__pieces *next)
+static fsdp_status one_step(const fsdp__tok_step *step, fsdp__pieces *now, spans *v,
+                            fsdp__str *spaced, fsdp__pieces *next)
 {
     bool rewrites = step->kind == FSDP__TOK_METASPACE || step->kind == FSDP__TOK_BYTE_LEVEL;
     const char *s = fsdp__str_get(&now->text);

@@ -78,7 +78,8 @@ static fsdp_status translate(fsdp__str *out, const char *p, size_t n, const char
             if (p[i] == '[' && !(i + 1 < n && p[i + 1] == ':'))
                 return refuse(where, p, "a class inside a class");
             if (p[i] == '[') { /* [:alpha:] is copied whole */
-                while (i + 1 < n && p[i] != ']') fsdp__str_add_n(out, p + i++, 1);
+                while (i + 1 < n && p[i] != ']')
+                    fsdp__str_add_n(out, p + i++, 1);
             } else if (p[i] == '&' && i + 1 < n && p[i + 1] == '&') {
                 return refuse(where, p, "an intersection of classes (&&)");
             } else if (p[i] == ']') {
@@ -167,10 +168,10 @@ int fsdp__regex_find(fsdp__regex *re, const char *text, size_t len, size_t from,
                      size_t *end)
 {
     /* The text was checked once for the whole document. */
-    int rc = re->jit ? pcre2_jit_match(re->code, (PCRE2_SPTR)text, len, from, 0, re->match,
-                                       re->context)
-                     : pcre2_match(re->code, (PCRE2_SPTR)text, len, from, PCRE2_NO_UTF_CHECK,
-                                   re->match, re->context);
+    int rc = re->jit
+                 ? pcre2_jit_match(re->code, (PCRE2_SPTR)text, len, from, 0, re->match, re->context)
+                 : pcre2_match(re->code, (PCRE2_SPTR)text, len, from, PCRE2_NO_UTF_CHECK, re->match,
+                               re->context);
     if (rc == PCRE2_ERROR_NOMATCH) return 0;
     if (rc < 0) {
         PCRE2_UCHAR message[160];

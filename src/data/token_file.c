@@ -57,8 +57,9 @@ static fsdp_status check_header(const char *path, const header *h, uint64_t byte
                           "prepare`",
                           path, h->version, VERSION);
     if (h->header_hash != XXH64(h, HASHED, 0) || h->zero != 0)
-        return bad(path, "the header's hash does not fit the header", "the file is damaged: make "
-                                                                      "it again");
+        return bad(path, "the header's hash does not fit the header",
+                   "the file is damaged: make "
+                   "it again");
     if ((h->id_bytes != 2 && h->id_bytes != 4) || h->vocab == 0 || h->vocab > INT32_MAX ||
         h->count > (uint64_t)INT64_MAX / 16 || h->documents > h->count)
         return bad(path, "the header holds impossible numbers", again);
@@ -178,11 +179,13 @@ fsdp_status fsdp__tokens_check(const fsdp__tokens *t, int64_t vocab_size)
         /* The maximum of a chunk vectorizes; the place is looked for only when it is too large. */
         if (t->ids16) {
             uint16_t max = 0;
-            for (int64_t i = start; i < end; i++) max = t->ids16[i] > max ? t->ids16[i] : max;
+            for (int64_t i = start; i < end; i++)
+                max = t->ids16[i] > max ? t->ids16[i] : max;
             most = max;
         } else {
             uint32_t max = 0;
-            for (int64_t i = start; i < end; i++) max = t->ids32[i] > max ? t->ids32[i] : max;
+            for (int64_t i = start; i < end; i++)
+                max = t->ids32[i] > max ? t->ids32[i] : max;
             most = max;
         }
         for (int64_t i = start; most >= vocab_size && i < end; i++)
@@ -287,10 +290,11 @@ fsdp_status fsdp__tokens_commit(fsdp__tokens_writer *w)
     static const char zeros[8];
     fsdp_status s = FSDP_OK;
     if (w->head.count == 0) {
-        s = fsdp__fail(FSDP_INVALID_DATA,
-                       "%s: the dataset is empty (0 tokens), so no file is written; give files with "
-                       "text",
-                       w->file.path);
+        s = fsdp__fail(
+            FSDP_INVALID_DATA,
+            "%s: the dataset is empty (0 tokens), so no file is written; give files with "
+            "text",
+            w->file.path);
         goto done;
     }
     FSDP_GO(flush(w));

@@ -146,8 +146,7 @@ fsdp_status fsdp__tokenizer_encode(fsdp_tokenizer *t, const char *text, size_t l
         else
             FSDP_GO(fsdp__bpe_encode(&t->bpe, base + p->start, p->len, out));
     }
-    if (add_special)
-        FSDP_GO(fsdp__ids_add(out, t->template_after.items, t->template_after.count));
+    if (add_special) FSDP_GO(fsdp__ids_add(out, t->template_after.items, t->template_after.count));
 done:
     fsdp__pieces_free(&pieces);
     fsdp__str_free(&repaired);
@@ -163,7 +162,8 @@ fsdp_status fsdp_tokenizer_encode(fsdp_tokenizer *t, const char *text, size_t le
                           "tokenizer: encode was given NULL; expected a tokenizer, a text and "
                           "places for the ids and their number");
     fsdp_status s = fsdp__tokenizer_encode(t, text, len, add_special != 0, &out);
-    if (s == FSDP_OK && !out.items && !(out.items = fsdp__calloc(1, sizeof *out.items, "token ids")))
+    if (s == FSDP_OK && !out.items &&
+        !(out.items = fsdp__calloc(1, sizeof *out.items, "token ids")))
         s = fsdp_error();
     if (s != FSDP_OK) {
         free(out.items);

@@ -20,8 +20,8 @@ const char fsdp__gpt2_pattern[] =
 const char *fsdp__tok_kind_name(fsdp__tok_kind kind)
 {
     switch (kind) {
-#define FSDP__X(e, name)                                                                           \
-    case FSDP__TOK_##e:                                                                           \
+#define FSDP__X(e, name) \
+    case FSDP__TOK_##e:  \
         return name;
         FSDP__TOK_LIST(FSDP__X)
 #undef FSDP__X
@@ -117,7 +117,7 @@ static fsdp_status read_pattern(const json_t *o, const char *where, fsdp__tok_st
 
 static fsdp_status read_byte_level(const json_t *o, const char *where, fsdp__tok_step *step)
 {
-    bool regex;
+    bool regex = true;
     FSDP_TRY(read_bool(o, "add_prefix_space", true, where, &step->prefix_space));
     FSDP_TRY(read_bool(o, "use_regex", true, where, &regex));
     if (!regex) return FSDP_OK;
@@ -128,8 +128,8 @@ static fsdp_status read_byte_level(const json_t *o, const char *where, fsdp__tok
 static fsdp_status read_metaspace(const json_t *o, const char *where, fsdp__tok_step *step)
 {
     static const char *const schemes[] = {"never", "first", "always", NULL};
-    int scheme;
-    bool old;
+    int scheme = FSDP__PREPEND_NEVER;
+    bool old = true;
     if (json_object_get(o, "replacement")) {
         FSDP_TRY(read_string(o, "replacement", where, 1, &step->text, &step->text_len));
         if (fsdp__utf8_len(step->text[0]) != step->text_len)
@@ -200,12 +200,12 @@ typedef struct list_kind {
 static const fsdp__tok_kind normalizers[] = {
     FSDP__TOK_NFC,       FSDP__TOK_NFD,     FSDP__TOK_NFKC,    FSDP__TOK_NFKD,
     FSDP__TOK_LOWERCASE, FSDP__TOK_PREPEND, FSDP__TOK_REPLACE, FSDP__TOK_STRIP};
-static const fsdp__tok_kind pre_tokenizers[] = {
-    FSDP__TOK_BYTE_LEVEL,  FSDP__TOK_SPLIT,            FSDP__TOK_DIGITS,
-    FSDP__TOK_PUNCTUATION, FSDP__TOK_WHITESPACE_SPLIT, FSDP__TOK_METASPACE};
-static const fsdp__tok_kind decoders[] = {
-    FSDP__TOK_BYTE_LEVEL, FSDP__TOK_REPLACE, FSDP__TOK_BYTE_FALLBACK,
-    FSDP__TOK_FUSE,       FSDP__TOK_STRIP,   FSDP__TOK_METASPACE};
+static const fsdp__tok_kind pre_tokenizers[] = {FSDP__TOK_BYTE_LEVEL,       FSDP__TOK_SPLIT,
+                                                FSDP__TOK_DIGITS,           FSDP__TOK_PUNCTUATION,
+                                                FSDP__TOK_WHITESPACE_SPLIT, FSDP__TOK_METASPACE};
+static const fsdp__tok_kind decoders[] = {FSDP__TOK_BYTE_LEVEL,    FSDP__TOK_REPLACE,
+                                          FSDP__TOK_BYTE_FALLBACK, FSDP__TOK_FUSE,
+                                          FSDP__TOK_STRIP,         FSDP__TOK_METASPACE};
 
 #define KINDS(a) (a), (int)(sizeof(a) / sizeof *(a))
 static const list_kind list_normalizer = {"normalizer", "normalizers", false, KINDS(normalizers)};
@@ -237,15 +237,16 @@ static fsdp_status read_steps(const list_kind *list, const json_t *o, const char
         for (size_t i = 0; i < json_array_size(parts); i++) {
             fsdp__str place = {0};
             fsdp__str_addf(&place, "%s.%s[%zu]", where, list->parts, i);
-            fsdp_status s = read_steps(list, json_array_get(parts, i), fsdp__str_get(&place),
-                                       depth + 1, out);
+            fsdp_status s =
+                read_steps(list, json_array_get(parts, i), fsdp__str_get(&place), depth + 1, out);
             fsdp__str_free(&place);
             FSDP_TRY(s);
         }
         return FSDP_OK;
     }
     int k = 0;
-    while (k < list->count && strcmp(fsdp__tok_kind_name(list->kinds[k]), type) != 0) k++;
+    while (k < list->count && strcmp(fsdp__tok_kind_name(list->kinds[k]), type) != 0)
+        k++;
     if (k == list->count) return unknown_type(list, where, type);
     FSDP_TRY(FSDP__GROW(out->items, out->cap, out->count + 1, "steps of a tokenizer"));
     fsdp__tok_step *step = &out->items[out->count++];
@@ -303,8 +304,8 @@ static fsdp_status read_template(fsdp_tokenizer *t, const json_t *o, const char 
             FSDP_GO(template_token(o, special, where, text ? &after : &before));
         } else {
             s = fsdp__fail(FSDP_UNSUPPORTED,
-                           "%s.single[%zu] is neither a SpecialToken nor the only Sequence A", where,
-                           i);
+                           "%s.single[%zu] is neither a SpecialToken nor the only Sequence A",
+                           where, i);
             goto done;
         }
     }
@@ -367,8 +368,8 @@ static fsdp_status read_post(fsdp_tokenizer *t, const json_t *o, const char *whe
 static fsdp_status read_added_token(fsdp_tokenizer *t, const json_t *o, size_t i)
 {
     char where[40];
-    int64_t id;
-    size_t len;
+    int64_t id = 0;
+    size_t len = 0;
     fsdp__added *a = &t->added[t->added_count];
     snprintf(where, sizeof where, "added_tokens[%zu]", i);
     FSDP_TRY(read_count(o, "id", where, &id));
@@ -403,7 +404,8 @@ static fsdp_status read_added(fsdp_tokenizer *t, const json_t *list)
     size_t n = json_array_size(list);
     t->added = fsdp__calloc(n, sizeof *t->added, "added tokens");
     if (!t->added) return fsdp_error();
-    for (size_t i = 0; i < n; i++) FSDP_TRY(read_added_token(t, json_array_get(list, i), i));
+    for (size_t i = 0; i < n; i++)
+        FSDP_TRY(read_added_token(t, json_array_get(list, i), i));
     return FSDP_OK;
 }
 
@@ -422,9 +424,10 @@ fsdp_status fsdp__tokenizer_read(fsdp_tokenizer *t, const json_t *root, const ch
     FSDP_TRY(fsdp__bpe_read(&t->bpe, model, mark));
     FSDP_TRY(read_steps(&list_normalizer, json_object_get(root, "normalizer"), "normalizer", 0,
                         &t->normalizer));
-    FSDP_TRY(read_steps(&list_pre, json_object_get(root, "pre_tokenizer"), "pre_tokenizer", 0,
-                        &t->pre));
-    FSDP_TRY(read_steps(&list_decoder, json_object_get(root, "decoder"), "decoder", 0, &t->decoder));
+    FSDP_TRY(
+        read_steps(&list_pre, json_object_get(root, "pre_tokenizer"), "pre_tokenizer", 0, &t->pre));
+    FSDP_TRY(
+        read_steps(&list_decoder, json_object_get(root, "decoder"), "decoder", 0, &t->decoder));
     FSDP_TRY(read_post(t, json_object_get(root, "post_processor"), "post_processor", 0));
     FSDP_TRY(read_added(t, json_object_get(root, "added_tokens")));
     return fsdp__added_index(t);

@@ -53,8 +53,7 @@ static fsdp_status add_file(walker *w, char *path, identity id, bool link)
         return add_alias(f, path);
     }
     fsdp_status s = FSDP__GROW(w->out->files, w->out->cap, w->out->count + 1, "list of files");
-    if (s == FSDP_OK)
-        s = fsdp__map_set(w->seen, &id, sizeof id, (fsdp__value){.i = w->out->count});
+    if (s == FSDP_OK) s = fsdp__map_set(w->seen, &id, sizeof id, (fsdp__value){.i = w->out->count});
     if (s != FSDP_OK) {
         free(path);
         return s;
@@ -100,7 +99,8 @@ static fsdp_status visit(walker *w, char *path, bool through_link, int depth)
     struct stat own, target;
     fsdp_status s = FSDP_OK;
     if (lstat(path, &own) != 0 || stat(path, &target) != 0) {
-        /* A link to nowhere inside a folder is nobody's fault; a path that was asked for must be. */
+        /* A link to nowhere inside a folder is nobody's fault; a path that was asked for must be.
+         */
         if (depth == 0 || errno != ENOENT)
             s = fsdp__fail_errno(errno == ENOENT ? FSDP_NOT_FOUND : FSDP_IO_ERROR,
                                  "cannot look at %s", path);
@@ -142,10 +142,12 @@ fsdp_status fsdp__walk_paths(const char *const *paths, int64_t n, const char *ex
         char *path = w.waiting[w.next++];
         struct stat st;
         if (stat(path, &st) == 0)
-            s = visit_folder(&w, path, (identity){(uint64_t)st.st_dev, (uint64_t)st.st_ino}, true, 1);
+            s = visit_folder(&w, path, (identity){(uint64_t)st.st_dev, (uint64_t)st.st_ino}, true,
+                             1);
         free(path);
     }
-    for (int64_t i = w.next; i < w.waiting_count; i++) free(w.waiting[i]);
+    for (int64_t i = w.next; i < w.waiting_count; i++)
+        free(w.waiting[i]);
     free(w.waiting);
     fsdp__map_free(w.seen);
     if (out->count > 0) qsort(out->files, (size_t)out->count, sizeof *out->files, by_path);
@@ -155,7 +157,8 @@ fsdp_status fsdp__walk_paths(const char *const *paths, int64_t n, const char *ex
 void fsdp__walk_free(fsdp__walk *w)
 {
     for (int64_t i = 0; i < w->count; i++) {
-        for (int64_t k = 0; k < w->files[i].alias_count; k++) free(w->files[i].aliases[k]);
+        for (int64_t k = 0; k < w->files[i].alias_count; k++)
+            free(w->files[i].aliases[k]);
         free(w->files[i].aliases);
         free(w->files[i].path);
     }

@@ -19,4 +19,14 @@ void fsdp__shared_bytes(const fsdp_group *g, int64_t *live, int64_t *touched);
 typedef void (*fsdp__comm_disturb)(void *arg, fsdp_lane lane, fsdp_collective c, const char *label);
 void fsdp__comm_set_disturb(fsdp__comm_disturb fn, void *arg);
 
+/* Test switch: called before and after each word that this rank publishes to its peers, i.e. at
+ * each step of the protocol (a seeded scheduler that yields or sleeps there). */
+typedef void (*fsdp__comm_schedule)(void *arg);
+void fsdp__comm_set_schedule(fsdp__comm_schedule fn, void *arg);
+
+/* Collective over the world, also while an error is kept: clears this rank's error and the abort
+ * posted in the world, and gives up all works under way (a wait for one then frees it and returns
+ * FSDP_INTERRUPTED, keeping no error). All gathered copies must have been given back. */
+fsdp_status fsdp__comm_reset(void);
+
 #endif

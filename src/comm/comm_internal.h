@@ -92,6 +92,7 @@ typedef struct fsdp__rank_page {
     _Atomic uint64_t state; /* world number * 4 + FSDP__JOINED or FSDP__LEFT */
     _Atomic uint64_t pid, start;
     _Atomic uint64_t next_slot;
+    _Atomic uint64_t resets; /* rendezvous of resets that this rank has come to */
     _Atomic uint64_t last; /* of the last call: number * 256 + lane * 16 + collective */
     fsdp__text last_label, last_group;
 } fsdp__rank_page;
@@ -132,7 +133,7 @@ typedef struct fsdp__world {
     int rank, size;
     int number; /* of this world among those of the process, from 0 */
     fsdp__allocator *allocator; /* over the own heap */
-    uint64_t next_slot;
+    uint64_t next_slot, resets;
     int64_t gather_next; /* bytes of the gather area that groups have */
 } fsdp__world;
 
@@ -147,7 +148,8 @@ struct fsdp_work {
     fsdp_collective collective;
     uint64_t seq;
     bool posted, first_done, all_checked, done, queued;
-    fsdp_status failed;
+    bool cancelled;     /* by a reset */
+    bool despite_abort; /* a posted abort does not end a wait for it */
     int checked;    /* peers up to here described the same call */
     int blocked_on; /* a rank of the group that has not come */
     const char *blocked_by; /* what it has not done */
@@ -217,6 +219,8 @@ typedef struct fsdp__comm_state {
     bool joined;
     fsdp__comm_disturb disturb;
     void *disturb_arg;
+    fsdp__comm_schedule schedule;
+    void *schedule_arg;
 } fsdp__comm_state;
 
 /* The current context's, made on first use. NULL: error kept. */
@@ -256,6 +260,7 @@ void fsdp__text_get(const fsdp__text *t, char out[FSDP__LABEL]);
 void fsdp__publish(fsdp_group *g, _Atomic uint64_t *word, uint64_t value);
 void fsdp__ring(const fsdp__world *w, int rank);
 fsdp_status fsdp__abort_check(const fsdp__world *w, const char *where);
+void fsdp__abort_clear(fsdp__world *w);
 /* Polls done(arg) (1, 0, -1) until it is not 0, a peer is found dead, or time is up. */
 fsdp_status fsdp__wait(fsdp_group *g, int (*done)(void *arg), void *arg, const fsdp_work *w);
 void fsdp__work_where(const fsdp_work *w, char *out, size_t size);

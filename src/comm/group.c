@@ -295,6 +295,14 @@ void fsdp__comm_set_disturb(fsdp__comm_disturb fn, void *arg)
     s->disturb_arg = arg;
 }
 
+void fsdp__comm_set_schedule(fsdp__comm_schedule fn, void *arg)
+{
+    fsdp__comm_state *s = fsdp__comm_state_get();
+    if (!s) return;
+    s->schedule = fn;
+    s->schedule_arg = arg;
+}
+
 /* ---- gathered copies ----------------------------------------------------------------- */
 
 fsdp_status fsdp_shared_take(fsdp_group *g, int64_t bytes, const char *what, fsdp_shared *out)

@@ -277,6 +277,7 @@ fsdp__world *fsdp__world_join(const fsdp__segment *s, int rank)
     atomic_store(&me->pid, pid);
     atomic_store(&me->start, start);
     atomic_store(&me->last, 0);
+    atomic_store(&me->resets, 0);
     atomic_store(&me->state, (uint64_t)w->number * 4 + FSDP__JOINED);
     return w;
 }

@@ -368,6 +368,7 @@ fsdp_status fsdp_work_wait(fsdp_work *w)
 {
     if (!w) return FSDP_OK;
     fsdp_status s = fsdp_error();
+    if (w->cancelled) s = FSDP_INTERRUPTED;
     if (s == FSDP_OK) s = fsdp__wait(w->group, is_done, w, w);
     fsdp__work_free(w);
     return s;
@@ -376,7 +377,7 @@ fsdp_status fsdp_work_wait(fsdp_work *w)
 int fsdp_work_test(fsdp_work *w)
 {
     if (!w) return 1;
-    if (fsdp_error() != FSDP_OK) return -1;
+    if (fsdp_error() != FSDP_OK || w->cancelled) return -1;
     int r = is_done(w);
     if (r == 0) {
         char where[256];
@@ -399,6 +400,7 @@ fsdp_status fsdp_work_wait_buffers(fsdp_work *w)
 {
     if (!w) return FSDP_OK;
     if (fsdp_error() != FSDP_OK) return fsdp_error();
+    if (w->cancelled) return FSDP_INTERRUPTED;
     return fsdp__wait(w->group, buffers_free, w, w);
 }
 

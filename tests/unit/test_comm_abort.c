@@ -137,6 +137,40 @@ static void test_timeout(void **state)
     expect(10, FSDP_TIMEOUT, FSDP_TIMEOUT, "all_gather 'layers.7'");
 }
 
+/* After an error in the middle of everything, a reset, and all works as before. */
+static fsdp_status reset_rank(void *arg)
+{
+    (void)arg;
+    fsdp_group *g = fsdp_group_world();
+    for (int round = 0; round < 5; round++) {
+        fsdp_work *w = NULL;
+        double x = fsdp_rank(), y = 1;
+        fsdp_shared copy;
+        FSDP_TRY(fsdp_shared_take(g, 1000, "copy", &copy));
+        FSDP_TRY(fsdp_all_reduce(g, FSDP_LANE_CONTROL, &x, 1, FSDP_F64, FSDP_SUM, NULL));
+        if (x != 6) return fsdp__fail(FSDP_INTERNAL, "round %d: a sum of %g", round, x);
+        if (fsdp_rank() == round % MOST) {
+            fsdp__fail(FSDP_NON_FINITE, "round %d", round);
+        } else {
+            (void)fsdp_all_reduce(g, FSDP_LANE_REDUCE, &y, 1, FSDP_F64, FSDP_SUM, &w);
+            while (fsdp_barrier(g, FSDP_LANE_CONTROL) == FSDP_OK)
+                ;
+        }
+        fsdp_shared_give(g, &copy);
+        FSDP_TRY(fsdp__comm_reset());
+        fsdp_status s = fsdp_work_wait(w);
+        if ((w && s != FSDP_INTERRUPTED) || fsdp_error() != FSDP_OK)
+            return fsdp__fail(FSDP_INTERNAL, "round %d: status %d", round, (int)s);
+    }
+    return fsdp_barrier(g, FSDP_LANE_CONTROL);
+}
+
+static void test_reset(void **state)
+{
+    (void)state;
+    if (fsdp_run_threads(MOST, reset_rank, NULL) != FSDP_OK) fail_msg("%s", fsdp_error_text());
+}
+
 /* An error of an earlier world is no matter of a later one. */
 static void test_afterwards(void **state)
 {
@@ -159,6 +193,7 @@ int main(void)
         cmocka_unit_test(test_errors),
         cmocka_unit_test(test_mismatch),
         cmocka_unit_test(test_timeout),
+        cmocka_unit_test(test_reset),
         cmocka_unit_test(test_afterwards),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -4,6 +4,7 @@
  * Values are a hash of (rank, entry, element), so that every rank can compute what every other rank
  * has, and a wrong row, rank or element shows.
  */
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -56,6 +57,16 @@ static void disturb(void *arg, fsdp_lane lane, fsdp_collective c, const char *la
     *key = fsdp__rng_mix(*key, 1);
     uint32_t x = fsdp__rng_u32(*key, 0);
     if (x % 4 == 0) fsdp__sleep((double)(x % 97) * 1e-6);
+}
+
+/* A seeded scheduler: at each step of the protocol a rank may give way to the others. */
+static void schedule(void *arg)
+{
+    uint64_t *key = arg;
+    *key = fsdp__rng_mix(*key, 2);
+    uint32_t x = fsdp__rng_u32(*key, 0);
+    if (x % 3 == 0) sched_yield();
+    if (x % 16 == 1) fsdp__sleep((double)(x % 31) * 1e-6);
 }
 
 static double value(int rank, int entry, int64_t i)
@@ -151,6 +162,7 @@ static fsdp_status gather_rank(void *arg)
     fsdp_group *g = fsdp_group_world();
     uint64_t key = fsdp__rng_mix(fsdp__rng_key(3), (uint64_t)fsdp_rank());
     if (p->delays) fsdp__comm_set_disturb(disturb, &key);
+    fsdp__comm_set_schedule(schedule, &key);
     fsdp_list_entry e[N_SHAPES], s[N_SHAPES];
     FSDP_TRY(alloc_list(e, p, 1));
     int64_t bytes = 0, elements = 0;
@@ -305,6 +317,7 @@ static fsdp_status reduce_rank(void *arg)
     fsdp_group *g = fsdp_group_world();
     uint64_t key = fsdp__rng_mix(fsdp__rng_key(5), (uint64_t)fsdp_rank());
     if (p->delays) fsdp__comm_set_disturb(disturb, &key);
+    fsdp__comm_set_schedule(schedule, &key);
     fsdp_list_entry e[N_SHAPES];
     FSDP_TRY(alloc_list(e, p, 1));
     for (int round = 0; round < 3; round++) {

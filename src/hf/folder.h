@@ -1,0 +1,31 @@
+/*
+ * folder.h - a model into and out of a Hugging Face folder.
+ *
+ * Weights meet parameters by name here. A rank reads the slices that it holds and no more; a save
+ * passes through rank 0 in pieces of a few MiB, so neither needs memory for a whole parameter.
+ */
+#ifndef FSDP_HF_FOLDER_H
+#define FSDP_HF_FOLDER_H
+
+#include "fsdp/nn.h"
+#include "models/config.h"
+
+/* Fills the parameters below model, sharded (after fsdp_to_empty) or not, from the weights of the
+ * folder, converted to each parameter's dtype. Every rank calls it; none waits for another. Missing,
+ * extra and misshaped weights are one error with three lists, and then nothing has been changed. */
+fsdp_status fsdp__hf_load_weights(fsdp_module *model, const char *folder);
+
+typedef struct fsdp__hf_save_options {
+    fsdp_dtype dtype;      /* of the weights in the file; FSDP_DTYPE_NONE: f32 */
+    const char *tokenizer; /* a tokenizer.json to copy; NULL: none */
+    int64_t shard_limit;   /* bytes of data a weight file; 0: FSDP__HF_SHARD_LIMIT */
+} fsdp__hf_save_options;
+
+/* Writes config.json, generation_config.json, tokenizer.json and the weights. The folder appears
+ * under its name when it is complete, and takes the place of an earlier save; one that holds other
+ * files as well is refused. Collective: all ranks return after the folder is there, or with the
+ * error. o NULL: the defaults. */
+fsdp_status fsdp__hf_save_folder(fsdp_module *model, const fsdp_model_config *c, const char *folder,
+                                 const fsdp__hf_save_options *o);
+
+#endif

@@ -8,7 +8,7 @@
 
 static bool is_spread(const fsdp__meta *m, const fsdp_tensor *g)
 {
-    return fsdp__count(m->ndim, m->size) != fsdp_numel(g);
+    return fsdp__numel_of(m->ndim, m->size) != fsdp_numel(g);
 }
 
 /* Input k's gradient is factor * g, summed over spread dims. */

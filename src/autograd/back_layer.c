@@ -41,7 +41,7 @@ fsdp_status fsdp__back_matmul(fsdp__node *n, fsdp_tensor **gout)
     if (!g) return fsdp_error();
     const fsdp__meta *ma = &n->in[0].meta, *mb = &n->in[1].meta;
     int64_t M = g->size[g->ndim - 2], N = g->size[g->ndim - 1], K = ma->size[ma->ndim - 1];
-    int64_t batch = fsdp__count(g->ndim - 2, g->size);
+    int64_t batch = fsdp__numel_of(g->ndim - 2, g->size);
     if (mb->ndim == 2) M *= batch, batch = 1;
     if (fsdp__grad_wanted(n, 0)) {
         FSDP__SAVED_DENSE(b, 1);

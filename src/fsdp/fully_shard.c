@@ -106,7 +106,7 @@ static fsdp_status attach_layout(fsdp__unit *u, fsdp__fparam *p, int dim)
 /* A tensor of p's whole shape over an empty storage. */
 static fsdp_tensor *empty_whole(fsdp__fparam *p, fsdp_dtype t, fsdp_purpose purpose)
 {
-    int64_t n = fsdp__count(p->param->ndim, p->param->size);
+    int64_t n = fsdp__numel_of(p->param->ndim, p->param->size);
     fsdp__storage *st = fsdp__storage_create(FSDP_CPU, n * (int64_t)fsdp_dtype_size(t), purpose);
     if (!st) return NULL;
     fsdp_tensor *x =

@@ -298,7 +298,7 @@ int64_t fsdp_module_numel(fsdp_module *m)
     int64_t n = 0;
     if (fsdp_module_params(m, &l) != FSDP_OK) return 0;
     for (int64_t i = 0; i < l.count; i++)
-        n += fsdp__count(l.items[i].param->ndim, l.items[i].param->size);
+        n += fsdp__numel_of(l.items[i].param->ndim, l.items[i].param->size);
     fsdp_param_list_free(&l);
     return n;
 }

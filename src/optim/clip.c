@@ -59,7 +59,7 @@ static double run_power(const void *x, fsdp_dtype t, int64_t n, double p)
 static void put_rows(const fsdp_param *p, const fsdp_tensor *t, const fsdp_tensor *g, double pw,
                      double *row)
 {
-    int64_t outer = 1, dim = p->size[0], inner = fsdp__count(p->ndim - 1, p->size + 1), row0 = 0,
+    int64_t outer = 1, dim = p->size[0], inner = fsdp__numel_of(p->ndim - 1, p->size + 1), row0 = 0,
             rows = dim;
     if (t->dist) t->dist->ops->block(t->dist, &outer, &dim, &inner, &row0, &rows);
     const char *x = fsdp_data(g);

@@ -16,13 +16,14 @@
 #include "tensor/kernel_walk.h"
 
 enum {
-    TILE = 32,   /* side of a transposed tile, in elements */
+    TILE = FSDP__TILE,
     BLOCK = 256, /* elements of a gathered block */
 };
 
 typedef struct copy_args {
     const fsdp__kernel_set *set; /* NULL when a side is not floating */
     int fast;                    /* the table has a fast form of this pair */
+    const fsdp__kernel_set *tiles; /* the table in force: moves bytes of any dtype */
     const char *src;
     char *dst;
     fsdp_dtype src_t, dst_t;
@@ -135,11 +136,6 @@ static void far_run(const copy_args *u, char *dst, int64_t dst_step, const char 
     static void transpose_##bits(uint##bits##_t *restrict tile, const uint##bits##_t *src,         \
                                  int64_t src_step, int64_t rows, int64_t cols)                     \
     {                                                                                              \
-        if (rows == TILE && cols == TILE) {                                                        \
-            for (int i = 0; i < TILE; i++)                                                         \
-                for (int j = 0; j < TILE; j++) tile[j * TILE + i] = src[i * src_step + j];         \
-            return;                                                                                \
-        }                                                                                          \
         for (int64_t i = 0; i < cols; i++)                                                         \
             for (int64_t j = 0; j < rows; j++) tile[j * TILE + i] = src[i * src_step + j];         \
     }
@@ -154,21 +150,30 @@ static void copy_tile(const copy_args *u, char *dst, const char *src, int64_t ro
     uint64_t tile[TILE * TILE];
     const int64_t step = u->walk.step[1];
     switch (u->src_size) {
-    case 8: transpose_64(tile, (const void *)src, step, rows, cols); break;
-    case 4: transpose_32((void *)tile, (const void *)src, step, rows, cols); break;
-    case 2: transpose_16((void *)tile, (const void *)src, step, rows, cols); break;
-    default: transpose_8((void *)tile, (const void *)src, step, rows, cols); break;
+    case 8:
+        transpose_64(tile, (const void *)src, step, rows, cols);
+        break;
+    case 4:
+        transpose_32((void *)tile, (const void *)src, step, rows, cols);
+        break;
+    case 2:
+        transpose_16((void *)tile, (const void *)src, step, rows, cols);
+        break;
+    default:
+        transpose_8((void *)tile, (const void *)src, step, rows, cols);
+        break;
     }
     for (int64_t j = 0; j < rows; j++)
         near_run(u, dst + j * u->side_step[0] * (int64_t)u->dst_size,
                  (const char *)tile + (size_t)(j * TILE) * u->src_size, cols);
 }
 
-/* One unit of a transpose: a band of TILE along the side, a piece of the run. */
+/* One unit of a transpose: the whole side, a piece of the run. Tiles follow the source's rows, so
+ * that reading goes on where it stopped. */
 static void copy_band(const copy_args *u, char *dst, const char *src, int64_t n)
 {
-    for (int64_t j = 0; j < u->side; j += TILE)
-        for (int64_t i = 0; i < n; i += TILE) {
+    for (int64_t i = 0; i < n; i += TILE)
+        for (int64_t j = 0; j < u->side; j += TILE) {
             int64_t rows = u->side - j < TILE ? u->side - j : TILE;
             int64_t cols = n - i < TILE ? n - i : TILE;
             copy_tile(u, dst + (j * u->side_step[0] + i) * (int64_t)u->dst_size,
@@ -207,7 +212,8 @@ static void order_dims(int ndim, const int64_t *sizes, const int64_t *dst_stride
     for (int d = 0; d < ndim; d++) {
         int k = d;
         for (; k > 0 && out[1][k - 1] < dst_stride[d]; k--)
-            for (int j = 0; j < 3; j++) out[j][k] = out[j][k - 1];
+            for (int j = 0; j < 3; j++)
+                out[j][k] = out[j][k - 1];
         out[0][k] = sizes[d];
         out[1][k] = dst_stride[d];
         out[2][k] = src_stride[d];
@@ -228,7 +234,8 @@ static void find_side(copy_args *u)
         w->ndim--;
         for (int e = d; e < w->ndim; e++) {
             w->size[e] = w->size[e + 1];
-            for (int k = 0; k < 2; k++) w->stride[k][e] = w->stride[k][e + 1];
+            for (int k = 0; k < 2; k++)
+                w->stride[k][e] = w->stride[k][e + 1];
         }
         return;
     }
@@ -238,9 +245,13 @@ void fsdp__k_copy(int ndim, const int64_t *sizes, const void *src, fsdp_dtype sr
                   const int64_t *src_stride, void *dst, fsdp_dtype dst_t, const int64_t *dst_stride,
                   int add)
 {
-    copy_args u = {.src = src, .dst = dst, .src_t = src_t, .dst_t = dst_t,
-                   .src_size = fsdp_dtype_size(src_t), .dst_size = fsdp_dtype_size(dst_t),
-                   .add = add};
+    copy_args u = {.src = src,
+                   .dst = dst,
+                   .src_t = src_t,
+                   .dst_t = dst_t,
+                   .src_size = fsdp_dtype_size(src_t),
+                   .dst_size = fsdp_dtype_size(dst_t),
+                   .add = add, .tiles = fsdp__kernel_set_for(FSDP_F32, FSDP_F32)};
     if (fsdp_dtype_is_floating(src_t) && fsdp_dtype_is_floating(dst_t))
         u.set = fsdp__kernel_set_for(src_t, dst_t);
     u.fast = u.set && u.set != fsdp__kernel_set_plain(src_t);

@@ -48,8 +48,8 @@ static void unary_part(void *arg, int64_t part)
 
 void fsdp__k_unary(fsdp__unary op, const void *x, fsdp_dtype t, int64_t n, double p, void *y)
 {
-    unary_args u = {.set = fsdp__kernel_set_for(t, t), .op = op, .x = x, .y = y, .t = t, .n = n,
-                    .p = p};
+    unary_args u = {
+        .set = fsdp__kernel_set_for(t, t), .op = op, .x = x, .y = y, .t = t, .n = n, .p = p};
     fsdp__parallel(parts_of(n), unary_part, &u);
 }
 
@@ -65,8 +65,17 @@ static void unary_backward_part(void *arg, int64_t part)
 void fsdp__k_unary_backward(fsdp__unary op, const void *x, const void *y, fsdp_dtype t,
                             const void *dy, int64_t n, double p, void *dx, fsdp_dtype dt, int add)
 {
-    unary_args u = {.set = fsdp__kernel_set_for(t, dt), .op = op, .x = x, .y_in = y, .dy = dy,
-                    .y = dx, .t = t, .dt = dt, .n = n, .p = p, .add = add};
+    unary_args u = {.set = fsdp__kernel_set_for(t, dt),
+                    .op = op,
+                    .x = x,
+                    .y_in = y,
+                    .dy = dy,
+                    .y = dx,
+                    .t = t,
+                    .dt = dt,
+                    .n = n,
+                    .p = p,
+                    .add = add};
     fsdp__parallel(parts_of(n), unary_backward_part, &u);
 }
 
@@ -85,7 +94,8 @@ typedef struct binary_args {
     int64_t units_of_part; /* short rows go together */
 } binary_args;
 
-/* One run of `n`. An input whose elements lie apart is first brought together, a block at a time. */
+/* One run of `n`. An input whose elements lie apart is first brought together, a block at a time.
+ */
 static void binary_run(const binary_args *u, int64_t n, const void *a, int64_t a_step,
                        const void *b, int64_t b_step, void *y)
 {
@@ -127,8 +137,14 @@ void fsdp__k_binary(fsdp__binary op, int ndim, const int64_t *sizes, const void 
                     const int64_t *a_stride, const void *b, const int64_t *b_stride, fsdp_dtype t,
                     void *y, fsdp_dtype dt, int add)
 {
-    binary_args u = {.set = fsdp__kernel_set_for(t, dt), .op = op, .a = a, .b = b, .y = y, .t = t,
-                     .dt = dt, .add = add};
+    binary_args u = {.set = fsdp__kernel_set_for(t, dt),
+                     .op = op,
+                     .a = a,
+                     .b = b,
+                     .y = y,
+                     .t = t,
+                     .dt = dt,
+                     .add = add};
     int64_t y_stride[FSDP__WALK_DIMS], next = 1;
     for (int d = ndim - 1; d >= 0; d--) {
         y_stride[d] = next;
@@ -178,8 +194,17 @@ void fsdp__k_swiglu_backward(const void *a, const void *b, fsdp_dtype t, const v
                              void *da, fsdp_dtype dt_a, int add_a, void *db, fsdp_dtype dt_b,
                              int add_b)
 {
-    swiglu_args u = {.set = fsdp__kernel_set_for(t, dt_a), .a = a, .b = b, .dy = dy, .da = da,
-                     .db = db, .t = t, .dt_a = dt_a, .dt_b = dt_b, .add_a = add_a, .add_b = add_b,
+    swiglu_args u = {.set = fsdp__kernel_set_for(t, dt_a),
+                     .a = a,
+                     .b = b,
+                     .dy = dy,
+                     .da = da,
+                     .db = db,
+                     .t = t,
+                     .dt_a = dt_a,
+                     .dt_b = dt_b,
+                     .add_a = add_a,
+                     .add_b = add_b,
                      .n = n};
     /* The fast tables need both outputs to be theirs. */
     if (u.set != fsdp__kernel_set_for(t, dt_b)) u.set = fsdp__kernel_set_plain(t);
@@ -223,7 +248,8 @@ static void dropout_part(void *arg, int64_t part)
     }
     int64_t last = (part + 1) * u->rows_of_part;
     if (last > u->rows) last = u->rows;
-    for (int64_t r = part * u->rows_of_part; r < last; r++) dropout_piece(u, r, 0, u->per);
+    for (int64_t r = part * u->rows_of_part; r < last; r++)
+        dropout_piece(u, r, 0, u->per);
 }
 
 void fsdp__k_dropout(const void *x, fsdp_dtype t, int64_t rows, int64_t per, const uint64_t *keys,
@@ -232,10 +258,18 @@ void fsdp__k_dropout(const void *x, fsdp_dtype t, int64_t rows, int64_t per, con
     if (rows == 0 || per == 0) return;
     /* Uniform numbers are multiples of 2^-24: the next one at or above p decides alike, and is a
      * float. */
-    dropout_args u = {.set = fsdp__kernel_set_for(t, dt), .x = x, .keys = keys, .y = y, .t = t,
-                      .dt = dt, .rows = rows, .per = per, .pieces = parts_of(per),
+    dropout_args u = {.set = fsdp__kernel_set_for(t, dt),
+                      .x = x,
+                      .keys = keys,
+                      .y = y,
+                      .t = t,
+                      .dt = dt,
+                      .rows = rows,
+                      .per = per,
+                      .pieces = parts_of(per),
                       .rows_of_part = per < FSDP__PART ? FSDP__PART / per : 1,
-                      .p = (float)ldexp(ceil(ldexp(p, 24)), -24), .scale = 1 / (1 - p),
+                      .p = (float)ldexp(ceil(ldexp(p, 24)), -24),
+                      .scale = 1 / (1 - p),
                       .add = add};
     int64_t parts = u.pieces > 1 ? rows * u.pieces : (rows + u.rows_of_part - 1) / u.rows_of_part;
     fsdp__parallel(parts, dropout_part, &u);
@@ -255,7 +289,8 @@ static void fill_part(void *arg, int64_t part)
     char *y = u->y + (size_t)i * u->size;
     size_t bytes = (size_t)n * u->size, done = u->size;
     int same = 1;
-    for (size_t j = 1; j < u->size; j++) same &= u->pattern[j] == u->pattern[0];
+    for (size_t j = 1; j < u->size; j++)
+        same &= u->pattern[j] == u->pattern[0];
     if (same) {
         memset(y, u->pattern[0], bytes);
         return;

@@ -55,7 +55,7 @@ void fsdp__k_gemm_plain(int trans_a, int trans_b, int64_t M, int64_t N, int64_t 
                         int64_t lda, const void *b, int64_t ldb, fsdp_dtype t, void *c, int64_t ldc,
                         fsdp_dtype tc, int add)
 {
-    fsdp__product p = {trans_a, trans_b, add, M, N, K, a, b, c, lda, ldb, ldc, t, tc};
+    fsdp__product p = {trans_a, trans_b, add, M, N, K, a, b, c, lda, ldb, ldc, t, t, tc};
     switch (t) {
     case FSDP_F32:
         plain_f32(&p, 0);
@@ -90,11 +90,11 @@ static fsdp__product panel(const fsdp__product *p, int64_t parts, int64_t part)
     int64_t first = part ? half : 0, n = part ? side - half : half;
     if (rows) {
         q.M = n;
-        q.a = offset(p->a, p->t, p->trans_a ? first : first * p->lda);
+        q.a = offset(p->a, p->ta, p->trans_a ? first : first * p->lda);
         q.c = (void *)(uintptr_t)offset(p->c, p->tc, first * p->ldc);
     } else {
         q.N = n;
-        q.b = offset(p->b, p->t, p->trans_b ? first * p->ldb : first);
+        q.b = offset(p->b, p->tb, p->trans_b ? first * p->ldb : first);
         q.c = (void *)(uintptr_t)offset(p->c, p->tc, first);
     }
     return q;
@@ -138,8 +138,8 @@ static void job_half_batch(void *arg, int64_t part)
     int64_t first = part ? half : 0, end = part ? j->batch : half;
     for (int64_t i = first; i < end && !j->failed[part]; i++) {
         fsdp__product q = j->p;
-        q.a = offset(j->p.a, q.t, i * j->stride_a);
-        q.b = offset(j->p.b, q.t, i * j->stride_b);
+        q.a = offset(j->p.a, q.ta, i * j->stride_a);
+        q.b = offset(j->p.b, q.tb, i * j->stride_b);
         q.c = (void *)(uintptr_t)offset(j->p.c, q.tc, i * j->stride_c);
         if (!multiply(&q)) j->failed[part] = 1;
     }
@@ -159,18 +159,24 @@ static fsdp_status run(job *j, int64_t parts, void (*fn)(void *, int64_t), int64
     return FSDP_OK;
 }
 
+fsdp_status fsdp__product_run(const fsdp__product *p)
+{
+    job j = {.p = *p};
+    if (p->M == 0 || p->N == 0) return FSDP_OK;
+    if (p->K == 0) {
+        store_zeros(p);
+        return FSDP_OK;
+    }
+    j.parts = (p->M > p->N ? p->M : p->N) < PANEL_MIN ? 1 : 2;
+    return run(&j, j.parts, job_panel, 1);
+}
+
 fsdp_status fsdp__k_gemm(int trans_a, int trans_b, int64_t M, int64_t N, int64_t K, const void *a,
                          int64_t lda, const void *b, int64_t ldb, fsdp_dtype t, void *c,
                          int64_t ldc, fsdp_dtype tc, int add)
 {
-    job j = {.p = {trans_a, trans_b, add, M, N, K, a, b, c, lda, ldb, ldc, t, tc}};
-    if (M == 0 || N == 0) return FSDP_OK;
-    if (K == 0) {
-        store_zeros(&j.p);
-        return FSDP_OK;
-    }
-    j.parts = (M > N ? M : N) < PANEL_MIN ? 1 : 2;
-    return run(&j, j.parts, job_panel, 1);
+    fsdp__product p = {trans_a, trans_b, add, M, N, K, a, b, c, lda, ldb, ldc, t, t, tc};
+    return fsdp__product_run(&p);
 }
 
 fsdp_status fsdp__k_gemm_batched(int64_t batch, int trans_a, int trans_b, int64_t M, int64_t N,
@@ -180,7 +186,7 @@ fsdp_status fsdp__k_gemm_batched(int64_t batch, int trans_a, int trans_b, int64_
 {
     if (batch == 1)
         return fsdp__k_gemm(trans_a, trans_b, M, N, K, a, lda, b, ldb, t, c, ldc, tc, add);
-    job j = {.p = {trans_a, trans_b, add, M, N, K, a, b, c, lda, ldb, ldc, t, tc},
+    job j = {.p = {trans_a, trans_b, add, M, N, K, a, b, c, lda, ldb, ldc, t, t, tc},
              .parts = 1,
              .stride_a = stride_a,
              .stride_b = stride_b,

@@ -77,8 +77,9 @@ static void threads_release(int n)
 bool fsdp__product_dnnl_wanted(const fsdp__product *p)
 {
     fsdp__isa isa = fsdp__cpu_isa();
-    if (p->t == FSDP_F32) return isa >= FSDP__ISA_AVX512;
-    return p->t == FSDP_BF16 && isa >= FSDP__ISA_AVX512_BF16;
+    if (p->ta != p->tb) return false;
+    if (p->ta == FSDP_F32) return isa >= FSDP__ISA_AVX512;
+    return p->ta == FSDP_BF16 && isa >= FSDP__ISA_AVX512_BF16;
 }
 
 static bool multiply_f32(const fsdp__product *p)
@@ -295,7 +296,7 @@ bool fsdp__product_dnnl(const fsdp__product *p)
 {
     pthread_once(&dnnl_once, dnnl_limit);
     int n = threads_hold();
-    bool ok = p->t == FSDP_F32 ? multiply_f32(p) : multiply_bf16(p);
+    bool ok = p->ta == FSDP_F32 ? multiply_f32(p) : multiply_bf16(p);
     threads_release(n);
     return ok;
 }

@@ -12,16 +12,21 @@
 #include <stdint.h>
 
 #include "fsdp/dtype.h"
+#include "fsdp/status.h"
 
-/* C (M,N) (+)= op(A) (M,K) * op(B) (K,N), as fsdp__k_gemm says. */
+/* C (M,N) (+)= op(A) (M,K) * op(B) (K,N), as fsdp__k_gemm says, except that A
+ * (ta) and B (tb) may be of any two dtypes but f64, which stays by itself. */
 typedef struct fsdp__product {
     int trans_a, trans_b, add;
     int64_t M, N, K;
     const void *a, *b;
     void *c;
     int64_t lda, ldb, ldc;
-    fsdp_dtype t, tc;
+    fsdp_dtype ta, tb, tc;
 } fsdp__product;
+
+/* The whole product, cut into panels: fsdp__k_gemm for mixed dtypes. */
+fsdp_status fsdp__product_run(const fsdp__product *p);
 
 /* Any dtypes, any machine. False: no memory for its scratch. */
 bool fsdp__product_tile(const fsdp__product *p);

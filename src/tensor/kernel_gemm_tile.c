@@ -299,7 +299,7 @@ static int64_t min64(int64_t a, int64_t b)
 typedef struct pass {
     const fsdp__product *p;
     const tile *tile;
-    size_t ts, es; /* bytes of an operand's element, and of a packed one */
+    size_t es;     /* bytes of a packed element */
     int64_t kc;    /* block of K */
     char *pa, *pb; /* packed block of A (MC,kc) and of B (kc,NC) */
 } pass;
@@ -312,9 +312,11 @@ static void pack_block(const pass *s, char *dst, int width, int of_b, int64_t fi
     const char *x = of_b ? p->b : p->a;
     int64_t ld = of_b ? p->ldb : p->lda;
     int k_contiguous = of_b ? p->trans_b : !p->trans_a;
+    fsdp_dtype t = of_b ? p->tb : p->ta;
+    size_t size = fsdp_dtype_size(t);
     for (int64_t i = 0; i < n; i += width) {
         int64_t at = k_contiguous ? (first + i) * ld + k0 : k0 * ld + first + i;
-        s->tile->pack(dst + (size_t)(i * kc) * s->es, width, x + (size_t)at * s->ts, p->t, ld,
+        s->tile->pack(dst + (size_t)(i * kc) * s->es, width, x + (size_t)at * size, t, ld,
                       k_contiguous, min64(width, n - i), kc);
     }
 }
@@ -427,9 +429,9 @@ AVX2 static void few_rows(const fsdp__product *p, const float *a)
         FEW(4, type) break; \
     }
     int64_t j = 0;
-    if (p->t == FSDP_F32) {
+    if (p->tb == FSDP_F32) {
         FEW_ANY(FSDP_F32)
-    } else if (p->t == FSDP_BF16) {
+    } else if (p->tb == FSDP_BF16) {
         FEW_ANY(FSDP_BF16)
     } else {
         FEW_ANY(FSDP_F16)
@@ -442,14 +444,14 @@ AVX2 static void few_rows(const fsdp__product *p, const float *a)
  * B would cost more than the product, so dot products read it where it is. */
 static bool few_rows_try(const fsdp__product *p, bool *ok)
 {
-    if (p->M > FEW_ROWS || p->trans_a || !p->trans_b || p->t == FSDP_F64) return false;
+    if (p->M > FEW_ROWS || p->trans_a || !p->trans_b || p->ta == FSDP_F64) return false;
     if (fsdp__cpu_isa() < FSDP__ISA_AVX2) return false;
     float *a = fsdp__scratch(FSDP__SCRATCH_GEMM, (size_t)(p->M * p->K) * 4);
     *ok = a != NULL;
     if (!a) return true;
     for (int64_t r = 0; r < p->M; r++)
         fsdp__convert(a + r * p->K, FSDP_F32,
-                      (const char *)p->a + (size_t)(r * p->lda) * fsdp_dtype_size(p->t), p->t,
+                      (const char *)p->a + (size_t)(r * p->lda) * fsdp_dtype_size(p->ta), p->ta,
                       (size_t)p->K);
     few_rows(p, a);
     return true;
@@ -472,8 +474,8 @@ bool fsdp__product_tile(const fsdp__product *p)
     bool ok;
     if (few_rows_try(p, &ok)) return ok;
     bool narrow = p->tc == FSDP_F16 || p->tc == FSDP_BF16;
-    pass s = {.p = p, .tile = tile_choose(p->t), .ts = fsdp_dtype_size(p->t)};
-    s.es = p->t == FSDP_F64 ? 8 : 4;
+    pass s = {.p = p, .tile = tile_choose(p->ta)};
+    s.es = p->ta == FSDP_F64 ? 8 : 4;
     int64_t blocks = (p->K + KC - 1) / KC;
     s.kc = round_up((p->K + blocks - 1) / blocks, 8);
     int64_t mb = min64(p->M, MB), nc = NC;

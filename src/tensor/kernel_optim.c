@@ -35,15 +35,28 @@ static void optim_part(void *arg, int64_t part)
 void fsdp__k_adamw(const fsdp__adamw *o, void *p, void *m, void *v, fsdp_dtype pt, const void *g,
                    fsdp_dtype gt, int64_t n)
 {
-    optim_args u = {.set = fsdp__kernel_set_for(pt, gt), .adamw = o, .p = p, .m = m, .v = v, .g = g, .pt = pt,
-                    .gt = gt, .n = n};
+    optim_args u = {.set = fsdp__kernel_set_for(pt, gt),
+                    .adamw = o,
+                    .p = p,
+                    .m = m,
+                    .v = v,
+                    .g = g,
+                    .pt = pt,
+                    .gt = gt,
+                    .n = n};
     fsdp__parallel((n + FSDP__PART - 1) / FSDP__PART, optim_part, &u);
 }
 
 void fsdp__k_sgd(const fsdp__sgd *o, void *p, void *buf, fsdp_dtype pt, const void *g,
                  fsdp_dtype gt, int64_t n)
 {
-    optim_args u = {.set = fsdp__kernel_set_for(pt, gt), .sgd = o, .p = p, .m = buf, .g = g, .pt = pt, .gt = gt,
+    optim_args u = {.set = fsdp__kernel_set_for(pt, gt),
+                    .sgd = o,
+                    .p = p,
+                    .m = buf,
+                    .g = g,
+                    .pt = pt,
+                    .gt = gt,
                     .n = n};
     fsdp__parallel((n + FSDP__PART - 1) / FSDP__PART, optim_part, &u);
 }

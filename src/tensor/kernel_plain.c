@@ -51,10 +51,14 @@
 const fsdp__kernel_set *fsdp__kernel_set_plain(fsdp_dtype t)
 {
     switch (t) {
-    case FSDP_F64: return &plain_f64_set;
-    case FSDP_F16: return &plain_f16_set;
-    case FSDP_BF16: return &plain_bf16_set;
-    default: return &plain_f32_set;
+    case FSDP_F64:
+        return &plain_f64_set;
+    case FSDP_F16:
+        return &plain_f16_set;
+    case FSDP_BF16:
+        return &plain_bf16_set;
+    default:
+        return &plain_f32_set;
     }
 }
 

@@ -17,9 +17,9 @@
 #include "tensor/kernel_scratch.h"
 
 enum {
-    ROW_BLOCKS = 32, /* of a sum over rows, at most */
-    ROW_LEAST = 8,   /* rows of such a block, at least */
-    PANEL = 256,     /* columns of a part that adds up columns */
+    ROW_BLOCKS = 32,     /* of a sum over rows, at most */
+    ROW_LEAST = 8,       /* rows of such a block, at least */
+    PANEL = 256,         /* columns of a part that adds up columns */
     SUMS_MOST = 4 << 20, /* bytes of scratch for the blocks' sums */
 };
 
@@ -68,8 +68,16 @@ static void rms_part(void *arg, int64_t part)
 void fsdp__k_rms_norm(const void *x, const void *w, fsdp_dtype t, int64_t R, int64_t C, double eps,
                       void *y, void *rstd)
 {
-    row_args u = {.set = fsdp__kernel_set_for(t, t), .x = x, .w = w, .y = y, .rstd = rstd, .t = t,
-                  .stat = fsdp__stat_dtype(t), .R = R, .C = C, .eps = eps};
+    row_args u = {.set = fsdp__kernel_set_for(t, t),
+                  .x = x,
+                  .w = w,
+                  .y = y,
+                  .rstd = rstd,
+                  .t = t,
+                  .stat = fsdp__stat_dtype(t),
+                  .R = R,
+                  .C = C,
+                  .eps = eps};
     run_parts(&u, rms_part);
 }
 
@@ -85,8 +93,18 @@ static void layer_part(void *arg, int64_t part)
 void fsdp__k_layer_norm(const void *x, const void *w, const void *b, fsdp_dtype t, int64_t R,
                         int64_t C, double eps, void *y, void *mean, void *rstd)
 {
-    row_args u = {.set = fsdp__kernel_set_for(t, t), .x = x, .w = w, .b = b, .y = y, .mean = mean,
-                  .rstd = rstd, .t = t, .stat = fsdp__stat_dtype(t), .R = R, .C = C, .eps = eps};
+    row_args u = {.set = fsdp__kernel_set_for(t, t),
+                  .x = x,
+                  .w = w,
+                  .b = b,
+                  .y = y,
+                  .mean = mean,
+                  .rstd = rstd,
+                  .t = t,
+                  .stat = fsdp__stat_dtype(t),
+                  .R = R,
+                  .C = C,
+                  .eps = eps};
     run_parts(&u, layer_part);
 }
 
@@ -129,9 +147,11 @@ typedef struct reduce_args {
 static void add_stat(void *total, const void *sums, fsdp_dtype stat, int64_t n)
 {
     if (stat == FSDP_F64)
-        for (int64_t i = 0; i < n; i++) ((double *)total)[i] += ((const double *)sums)[i];
+        for (int64_t i = 0; i < n; i++)
+            ((double *)total)[i] += ((const double *)sums)[i];
     else
-        for (int64_t i = 0; i < n; i++) ((float *)total)[i] += ((const float *)sums)[i];
+        for (int64_t i = 0; i < n; i++)
+            ((float *)total)[i] += ((const float *)sums)[i];
 }
 
 /* out[c..c+n] (+)= total. */
@@ -172,7 +192,8 @@ static void reduce_part(void *arg, int64_t part)
     for (int64_t b = 0; b < v->blocks; b++) {
         const void *sums[2] = {block[0], block[1]};
         if (u->sums) {
-            for (int k = 0; k < 2; k++) sums[k] = fsdp__cat(u->sums, u->stat, (2 * b + k) * u->C + c);
+            for (int k = 0; k < 2; k++)
+                sums[k] = fsdp__cat(u->sums, u->stat, (2 * b + k) * u->C + c);
         } else {
             memset(block, 0, sizeof block);
             block_columns(u, b, c, n, block[0], block[1]);
@@ -206,8 +227,17 @@ void fsdp__k_rms_norm_backward(const void *x, const void *w, fsdp_dtype t, int64
                                const void *rstd, const void *dy, void *dx, fsdp_dtype dt_x,
                                int add_x, void *dw, fsdp_dtype dt_w, int add_w)
 {
-    row_args u = {.set = fsdp__kernel_set_for(t, dt_x), .x = x, .w = w, .rstd_in = rstd, .dy = dy,
-                  .y = dx, .t = t, .dt = dt_x, .stat = fsdp__stat_dtype(t), .R = R, .C = C,
+    row_args u = {.set = fsdp__kernel_set_for(t, dt_x),
+                  .x = x,
+                  .w = w,
+                  .rstd_in = rstd,
+                  .dy = dy,
+                  .y = dx,
+                  .t = t,
+                  .dt = dt_x,
+                  .stat = fsdp__stat_dtype(t),
+                  .R = R,
+                  .C = C,
                   .add = add_x};
     reduce_args v = {.out = {dw, NULL}, .dt = {dt_w, dt_w}, .add = {add_w, 0}};
     norm_backward(&u, &v);
@@ -218,9 +248,19 @@ void fsdp__k_layer_norm_backward(const void *x, const void *w, fsdp_dtype t, int
                                  fsdp_dtype dt_x, int add_x, void *dw, fsdp_dtype dt_w, int add_w,
                                  void *db, fsdp_dtype dt_b, int add_b)
 {
-    row_args u = {.set = fsdp__kernel_set_for(t, dt_x), .x = x, .w = w, .mean_in = mean,
-                  .rstd_in = rstd, .dy = dy, .y = dx, .t = t, .dt = dt_x,
-                  .stat = fsdp__stat_dtype(t), .R = R, .C = C, .add = add_x};
+    row_args u = {.set = fsdp__kernel_set_for(t, dt_x),
+                  .x = x,
+                  .w = w,
+                  .mean_in = mean,
+                  .rstd_in = rstd,
+                  .dy = dy,
+                  .y = dx,
+                  .t = t,
+                  .dt = dt_x,
+                  .stat = fsdp__stat_dtype(t),
+                  .R = R,
+                  .C = C,
+                  .add = add_x};
     reduce_args v = {.out = {dw, db}, .dt = {dt_w, dt_b}, .add = {add_w, add_b}};
     norm_backward(&u, &v);
 }
@@ -231,8 +271,7 @@ static void softmax_part(void *arg, int64_t part)
 {
     const row_args *u = arg;
     int64_t n, r = part_rows(u, part, &n);
-    u->set->softmax(fsdp__cat(u->x, u->t, r * u->C), u->t, n, u->C,
-                    fsdp__at(u->y, u->t, r * u->C));
+    u->set->softmax(fsdp__cat(u->x, u->t, r * u->C), u->t, n, u->C, fsdp__at(u->y, u->t, r * u->C));
 }
 
 void fsdp__k_softmax(const void *x, fsdp_dtype t, int64_t R, int64_t C, void *y)
@@ -252,8 +291,15 @@ static void softmax_backward_part(void *arg, int64_t part)
 void fsdp__k_softmax_backward(const void *y, fsdp_dtype t, int64_t R, int64_t C, const void *dy,
                               void *dx, fsdp_dtype dt, int add)
 {
-    row_args u = {.set = fsdp__kernel_set_for(t, dt), .x = y, .dy = dy, .y = dx, .t = t, .dt = dt,
-                  .R = R, .C = C, .add = add};
+    row_args u = {.set = fsdp__kernel_set_for(t, dt),
+                  .x = y,
+                  .dy = dy,
+                  .y = dx,
+                  .t = t,
+                  .dt = dt,
+                  .R = R,
+                  .C = C,
+                  .add = add};
     run_parts(&u, softmax_backward_part);
 }
 
@@ -285,8 +331,12 @@ fsdp_status fsdp__k_embedding(const void *w, fsdp_dtype t, int64_t V, int64_t C,
                               "embedding: id %lld at index %lld; the table has %lld rows, so ids "
                               "lie in [0, %lld): check that the tokenizer belongs to the model",
                               (long long)ids[r], (long long)r, (long long)V, (long long)V);
-    embed_args u = {.w = w, .out = out, .ids = ids, .row_bytes = (size_t)C * fsdp_dtype_size(t),
-                    .R = R, .rows = rows_of_part(C)};
+    embed_args u = {.w = w,
+                    .out = out,
+                    .ids = ids,
+                    .row_bytes = (size_t)C * fsdp_dtype_size(t),
+                    .R = R,
+                    .rows = rows_of_part(C)};
     if (C > 0) fsdp__parallel((R + u.rows - 1) / u.rows, embed_part, &u);
     return FSDP_OK;
 }
@@ -296,7 +346,7 @@ typedef struct embed_grad_args {
     const void *dy;
     fsdp_dtype t, dt;
     const int64_t *ids;
-    const int64_t *next; /* (R): the next row of the same id, R where there is none */
+    const int64_t *next;        /* (R): the next row of the same id, R where there is none */
     const unsigned char *first; /* (R): whether no earlier row has the id */
     void *dw;
     int64_t R, V, C;
@@ -306,7 +356,8 @@ static int64_t next_same(const embed_grad_args *u, int64_t r)
 {
     if (u->next) return u->next[r];
     int64_t id = u->ids[r];
-    for (r++; r < u->R && u->ids[r] != id; r++) continue;
+    for (r++; r < u->R && u->ids[r] != id; r++)
+        continue;
     return r;
 }
 
@@ -351,14 +402,22 @@ void fsdp__k_embedding_backward(const void *dy, fsdp_dtype t, const int64_t *ids
 {
     if (!add) fsdp__k_fill(dw, dt, V * C, 0);
     if (R == 0 || C == 0) return;
-    embed_grad_args u = {.set = fsdp__kernel_set_for(t, t), .dy = dy, .t = t, .dt = dt, .ids = ids,
-                         .dw = dw, .R = R, .V = V, .C = C};
+    embed_grad_args u = {.set = fsdp__kernel_set_for(t, t),
+                         .dy = dy,
+                         .t = t,
+                         .dt = dt,
+                         .ids = ids,
+                         .dw = dw,
+                         .R = R,
+                         .V = V,
+                         .C = C};
     size_t each = sizeof(id_row) + sizeof(int64_t) + 1;
     id_row *pairs = fsdp__scratch(FSDP__SCRATCH_ROWS, (size_t)R * each);
     if (pairs) {
         int64_t *next = (int64_t *)(pairs + R);
         unsigned char *first = (unsigned char *)(next + R);
-        for (int64_t r = 0; r < R; r++) pairs[r] = (id_row){ids[r], r};
+        for (int64_t r = 0; r < R; r++)
+            pairs[r] = (id_row){ids[r], r};
         qsort(pairs, (size_t)R, sizeof *pairs, id_row_order);
         for (int64_t k = 0; k < R; k++) {
             int more = k + 1 < R && pairs[k + 1].id == pairs[k].id;
@@ -401,7 +460,12 @@ void fsdp__k_rotary(const fsdp__rotary *r, const void *x, const float *cos, cons
                     void *y)
 {
     if (r->B == 0 || r->T == 0 || r->H == 0 || r->D < 2) return;
-    rotary_args u = {.set = fsdp__kernel_set_for(r->t, r->dt), .r = r, .x = x, .cosine = cos,
-                     .sine = sin, .y = y, .rows = rows_of_part(r->H * r->D)};
+    rotary_args u = {.set = fsdp__kernel_set_for(r->t, r->dt),
+                     .r = r,
+                     .x = x,
+                     .cosine = cos,
+                     .sine = sin,
+                     .y = y,
+                     .rows = rows_of_part(r->H * r->D)};
     fsdp__parallel((r->B * r->T + u.rows - 1) / u.rows, rotary_part, &u);
 }

@@ -19,6 +19,9 @@
 
 #define FSDP__LANES 16
 
+/* Side of a transposed tile, in elements: of four bytes, half of the first cache. */
+#define FSDP__TILE 64
+
 /* Elements of one part of an elementwise kernel: 128 KiB of f32, large against
  * the cost of handing out a part, small enough to share evenly. */
 #define FSDP__PART 32768
@@ -70,6 +73,12 @@ typedef struct fsdp__kernel_set {
                   fsdp_dtype gt, int64_t n);
     void (*sgd)(const fsdp__sgd *o, void *p, void *buf, fsdp_dtype pt, const void *g,
                 fsdp_dtype gt, int64_t n);
+
+    /* A tile of FSDP__TILE by FSDP__TILE elements of four and of two bytes:
+     * dst[j, i] = src[i * step + j], dst's rows being FSDP__TILE long. NULL in
+     * the plain tables: kernel_copy.c has loops for any size. */
+    void (*transpose_32)(void *dst, const void *src, int64_t step);
+    void (*transpose_16)(void *dst, const void *src, int64_t step);
 } fsdp__kernel_set;
 
 /* The plain table of a floating dtype. */

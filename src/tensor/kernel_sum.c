@@ -22,7 +22,7 @@
 
 enum {
     CHUNK = 2048,   /* elements of a chunk of the inner group */
-    COLUMNS = 256,  /* columns of a part */
+    COLUMNS = 512,  /* columns of a part */
     ROWS = 64,      /* rows of a block of a sum by columns */
     PARTS_MOST = 64 /* parts of one long sum */
 };
@@ -42,9 +42,9 @@ typedef struct sum_args {
     int add;
     sum_dims inner, kept, summed; /* kept and summed: the dims before the inner group */
     int inner_summed;
-    int64_t panels;                /* inner kept: parts of the inner group */
-    int64_t per_part;              /* inner summed: outputs of a part */
-    double partial[PARTS_MOST];    /* one output alone: the parts' sums */
+    int64_t panels;                 /* inner kept: parts of the inner group */
+    int64_t per_part;               /* inner summed: outputs of a part */
+    double partial[PARTS_MOST];     /* one output alone: the parts' sums */
     int64_t chunks, chunks_of_part; /* of that one */
 } sum_args;
 
@@ -148,7 +148,8 @@ static void sum_inner(sum_args *u)
         int64_t parts = (u->chunks + u->chunks_of_part - 1) / u->chunks_of_part;
         fsdp__parallel(parts, sum_one_part, u);
         double total = 0;
-        for (int64_t k = 0; k < parts; k++) total += u->partial[k];
+        for (int64_t k = 0; k < parts; k++)
+            total += u->partial[k];
         put(u, 0, total);
         return;
     }
@@ -183,9 +184,17 @@ void fsdp__k_sum(int ndim, const int64_t *sizes, const void *x, const int64_t *x
                  fsdp_dtype t, const int64_t *o_sizes, double scale, void *out, fsdp_dtype dt,
                  int add)
 {
-    sum_args u = {.set = fsdp__kernel_set_for(t, t), .x = x, .t = t, .dt = dt,
-                  .stat = fsdp__stat_dtype(t), .scale = scale, .out = out, .add = add,
-                  .inner = {.count = 1}, .kept = {.count = 1}, .summed = {.count = 1}};
+    sum_args u = {.set = fsdp__kernel_set_for(t, t),
+                  .x = x,
+                  .t = t,
+                  .dt = dt,
+                  .stat = fsdp__stat_dtype(t),
+                  .scale = scale,
+                  .out = out,
+                  .add = add,
+                  .inner = {.count = 1},
+                  .kept = {.count = 1},
+                  .summed = {.count = 1}};
     /* The inner group: from the last dim on, as far as the kind is the same. Sizes of 1 are both
      * kinds. */
     int from = ndim, kind = -1;

@@ -115,9 +115,10 @@ void fsdp__k_cross_entropy_backward(const void *x, fsdp_dtype t, int64_t R, int6
                                     double scale, void *dx, fsdp_dtype dt, int add);
 
 /*
- * Head and loss in one, by slices of the rows: logits = x (R,C) * w (V,C)^T + b
- * exist for one slice at a time only (fsdp__k_head_slice rows). The backward
- * recomputes them from x and w and uses stat. b may be NULL.
+ * Head and loss in one, by tiles: logits = x (R,C) * w (V,C)^T + b exist for one
+ * tile at a time only, fsdp__k_head_slice rows by at most 2048 of the vocabulary
+ * (4 MiB, f64 8). The backward recomputes them from x and w and uses stat. b may
+ * be NULL. stat of an ignored row is 0.
  */
 int64_t fsdp__k_head_slice(int64_t R, int64_t V);
 fsdp_status fsdp__k_head_loss(const void *x, const void *w, const void *b, fsdp_dtype t, int64_t R,

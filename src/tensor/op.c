@@ -110,5 +110,5 @@ fsdp_tensor *fsdp__dense(fsdp_tensor *t)
 
 int64_t fsdp__rows(const fsdp_tensor *t)
 {
-    return fsdp__count(t->ndim > 0 ? t->ndim - 1 : 0, t->size);
+    return fsdp__numel_of(t->ndim > 0 ? t->ndim - 1 : 0, t->size);
 }

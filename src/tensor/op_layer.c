@@ -74,7 +74,7 @@ fsdp_status fsdp__run_matmul(fsdp__opcall *c)
     fsdp_tensor *a = fsdp__dense(c->in[0]), *b = fsdp__dense(c->in[1]), *y = c->out[0];
     if (!a || !b) return fsdp_error();
     int64_t M = a->size[a->ndim - 2], K = a->size[a->ndim - 1], N = b->size[b->ndim - 1];
-    int64_t batch = fsdp__count(a->ndim - 2, a->size);
+    int64_t batch = fsdp__numel_of(a->ndim - 2, a->size);
     if (b->ndim == 2) M *= batch, batch = 1;
     return fsdp__k_gemm_batched(batch, 0, 0, M, N, K, fsdp_data(a), K, M * K, fsdp_data(b), N,
                                 K * N, a->dtype, fsdp_data(y), N, M * N, y->dtype, 0);

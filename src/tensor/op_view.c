@@ -55,7 +55,7 @@ fsdp_status fsdp__shape_reshape(fsdp__opcall *c)
             known *= sizes[i];
     }
     if (open >= 0) sizes[open] = known > 0 ? n / known : 0;
-    if (fsdp__count(ndim, sizes) != n) {
+    if (fsdp__numel_of(ndim, sizes) != n) {
         fsdp__str a = {0}, b = {0};
         fsdp__shape_text(x->ndim, x->size, &a);
         fsdp__shape_text(ndim, c->i + 1, &b);

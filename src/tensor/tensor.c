@@ -24,7 +24,7 @@ void fsdp__contiguous_strides(int ndim, const int64_t *sizes, int64_t *strides)
     }
 }
 
-int64_t fsdp__count(int ndim, const int64_t *sizes)
+int64_t fsdp__numel_of(int ndim, const int64_t *sizes)
 {
     int64_t n = 1;
     for (int i = 0; i < ndim; i++)
@@ -140,7 +140,7 @@ static fsdp_tensor *make(fsdp_dtype t, int ndim, const int64_t *sizes, fsdp_devi
                          fsdp_purpose p, fsdp__allocator *alloc, const char *what)
 {
     if (check_shape(t, ndim, sizes) != FSDP_OK) return NULL;
-    int64_t bytes = fsdp__count(ndim, sizes) * (int64_t)fsdp_dtype_size(t);
+    int64_t bytes = fsdp__numel_of(ndim, sizes) * (int64_t)fsdp_dtype_size(t);
     fsdp__storage *st = fsdp__storage_create(d, bytes, p);
     if (!st) return NULL;
     if (fsdp__storage_fill(st, alloc, what) != FSDP_OK) {
@@ -202,7 +202,7 @@ fsdp_tensor *fsdp_tensor_from_memory(void *data, fsdp_dtype t, int ndim, const i
         }
         last += sizes[i] > 0 ? (sizes[i] - 1) * strides[i] : 0;
     }
-    int64_t n = strides ? last + 1 : fsdp__count(ndim, sizes);
+    int64_t n = strides ? last + 1 : fsdp__numel_of(ndim, sizes);
     fsdp__storage *st = fsdp__storage_create(FSDP_CPU, n * (int64_t)fsdp_dtype_size(t), FSDP_OTHER);
     if (!st) return NULL;
     st->data = data;
@@ -289,7 +289,7 @@ const int64_t *fsdp_sizes(const fsdp_tensor *t)
 
 int64_t fsdp_numel(const fsdp_tensor *t)
 {
-    return t ? fsdp__count(t->ndim, t->size) : 0;
+    return t ? fsdp__numel_of(t->ndim, t->size) : 0;
 }
 
 fsdp_dtype fsdp_tensor_dtype(const fsdp_tensor *t)

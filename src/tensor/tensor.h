@@ -101,7 +101,7 @@ fsdp_tensor *fsdp__tensor_view(fsdp__storage *st, fsdp_dtype t, int ndim, const 
 /* Takes t out of its scope and leaves the reference with the caller. */
 fsdp_tensor *fsdp__tensor_own(fsdp_tensor *t);
 void fsdp__contiguous_strides(int ndim, const int64_t *sizes, int64_t *strides);
-int64_t fsdp__count(int ndim, const int64_t *sizes);
+int64_t fsdp__numel_of(int ndim, const int64_t *sizes);
 bool fsdp__same_sizes(const fsdp_tensor *a, const fsdp_tensor *b);
 int fsdp__dim(const fsdp_tensor *t, int dim); /* negative normalised; -1: out of range */
 void fsdp__describe(const fsdp_tensor *t, fsdp__str *out);

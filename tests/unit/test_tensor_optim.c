@@ -65,7 +65,7 @@ static void check_golden(const char *name, const fsdp__adamw *adamw, const fsdp_
     float *a = calloc((size_t)n, sizeof *a), *b = calloc((size_t)n, sizeof *b);
     assert_non_null(a), assert_non_null(b);
     for (int step = 1; step <= 5; step++) {
-        char key[8];
+        char key[16];
         snprintf(key, sizeof key, "g%d", step);
         float *grad = golden_get(&g, key, &m);
         assert_true(m == n);
@@ -95,8 +95,8 @@ static void check_golden(const char *name, const fsdp__adamw *adamw, const fsdp_
 static void test_golden(void **state)
 {
     (void)state;
-    fsdp__adamw adamw = {.lr = 2e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8,
-                         .weight_decay = 0.1, .g_scale = 1};
+    fsdp__adamw adamw = {
+        .lr = 2e-2, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-8, .weight_decay = 0.1, .g_scale = 1};
     fsdp__adamw no_decay = {.lr = 1e-3, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .g_scale = 1};
     fsdp__sgd sgd = {.lr = 1e-2, .momentum = 0.9, .weight_decay = 0.01, .g_scale = 1};
     check_golden("adamw", &adamw, NULL);
@@ -119,11 +119,17 @@ static void check_close(const void *x, fsdp_dtype t, int64_t i, double want, dou
 
 static void check_adamw(fsdp_dtype pt, fsdp_dtype gt, int64_t n, int64_t step)
 {
-    fsdp__adamw o = {.lr = 0.03, .beta1 = 0.9, .beta2 = 0.95, .eps = 1e-3, .weight_decay = 0.1,
-                     .g_scale = 0.37, .step = step};
+    fsdp__adamw o = {.lr = 0.03,
+                     .beta1 = 0.9,
+                     .beta2 = 0.95,
+                     .eps = 1e-3,
+                     .weight_decay = 0.1,
+                     .g_scale = 0.37,
+                     .step = step};
     void *p = check_array(pt, n, 1, 1), *m = check_array(pt, n, 2, 0.1);
     void *v = check_array(pt, n, 3, 0.1), *g = check_array(gt, n, 4, 1);
-    for (int64_t i = 0; i < n; i++) check_set(v, pt, i, fabs(check_get(v, pt, i)) + 1e-3);
+    for (int64_t i = 0; i < n; i++)
+        check_set(v, pt, i, fabs(check_get(v, pt, i)) + 1e-3);
     void *p0 = check_copy(p, pt, n), *m0 = check_copy(m, pt, n), *v0 = check_copy(v, pt, n);
     void *p1 = check_copy(p, pt, n), *m1 = check_copy(m, pt, n), *v1 = check_copy(v, pt, n);
     fsdp__k_adamw(&o, p, m, v, pt, g, gt, n);
@@ -147,8 +153,12 @@ static void check_adamw(fsdp_dtype pt, fsdp_dtype gt, int64_t n, int64_t step)
 
 static void check_sgd(fsdp_dtype pt, fsdp_dtype gt, int64_t n, int64_t step, int with, int nesterov)
 {
-    fsdp__sgd o = {.lr = 0.03, .momentum = with ? 0.9 : 0, .weight_decay = step == 2 ? 0 : 0.1,
-                   .g_scale = 0.37, .nesterov = nesterov, .step = step};
+    fsdp__sgd o = {.lr = 0.03,
+                   .momentum = with ? 0.9 : 0,
+                   .weight_decay = step == 2 ? 0 : 0.1,
+                   .g_scale = 0.37,
+                   .nesterov = nesterov,
+                   .step = step};
     void *p = check_array(pt, n, 1, 1), *buf = check_array(pt, n, 2, 1);
     void *g = check_array(gt, n, 4, 1), *p0 = check_copy(p, pt, n), *b0 = check_copy(buf, pt, n);
     void *p1 = check_copy(p, pt, n), *b1 = check_copy(buf, pt, n);
@@ -191,8 +201,13 @@ static void test_cut(void **state)
 {
     enum { N = 70001, CUT = 33333 };
     (void)state;
-    fsdp__adamw o = {.lr = 0.01, .beta1 = 0.9, .beta2 = 0.999, .eps = 1e-8, .weight_decay = 0.1,
-                     .g_scale = 0.5, .step = 3};
+    fsdp__adamw o = {.lr = 0.01,
+                     .beta1 = 0.9,
+                     .beta2 = 0.999,
+                     .eps = 1e-8,
+                     .weight_decay = 0.1,
+                     .g_scale = 0.5,
+                     .step = 3};
     for (int k = 0; k < 3; k++) {
         fsdp_dtype pt = pairs[k][0], gt = pairs[k][1];
         void *x[2][3], *g = check_array(gt, N, 9, 1);

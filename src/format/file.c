@@ -63,6 +63,7 @@ static fsdp_status fail(const char *what, const char *path)
     return fsdp__fail_errno(code_of(err), "cannot %s %s%s", what, path, tip);
 }
 
+/* Every descriptor is closed in a program that is started from here: ranks start programs. */
 static int open_file(const char *path, int flags, mode_t mode)
 {
     int fd;
@@ -94,6 +95,7 @@ fsdp_status fsdp__file_pread(int fd, void *dst, size_t n, int64_t offset, const 
     return FSDP_OK;
 }
 
+/* pwrite and not write: ranges of one file may come in any order, and no position is shared. */
 fsdp_status fsdp__file_pwrite(int fd, const void *src, size_t n, int64_t offset, const char *name)
 {
     size_t done = 0;
@@ -162,6 +164,7 @@ fsdp_status fsdp__file_read(const char *path, char **bytes, size_t *len)
     return s;
 }
 
+/* abort after commit does nothing, so both ways out may call it. */
 fsdp_status fsdp__file_write(const char *path, const void *bytes, size_t n)
 {
     fsdp__temp_file t;
@@ -172,6 +175,7 @@ fsdp_status fsdp__file_write(const char *path, const void *bytes, size_t n)
     return s;
 }
 
+/* Piece by piece: a weight file may be larger than memory. */
 fsdp_status fsdp__file_copy(const char *from, const char *to)
 {
     enum { PIECE = 1 << 20 };
@@ -284,6 +288,7 @@ fsdp_status fsdp__temp_commit(fsdp__temp_file *t)
     return s;
 }
 
+/* Errors of close and unlink say nothing new here: the file is thrown away. */
 void fsdp__temp_abort(fsdp__temp_file *t)
 {
     if (t->fd >= 0) close(t->fd);
@@ -301,6 +306,7 @@ bool fsdp__dir_exists(const char *path)
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
+/* Walks the path from the left and makes what is missing; mode is left to the user's umask. */
 fsdp_status fsdp__dir_make(const char *path)
 {
     fsdp_status s = FSDP_OK;
@@ -325,11 +331,13 @@ fsdp_status fsdp__dir_make(const char *path)
     return s;
 }
 
+/* By bytes and not by locale: every rank and every machine sees the same order. */
 static int by_bytes(const void *a, const void *b)
 {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
+/* errno is the only way to tell the end of a folder from an error, so it is cleared each time. */
 fsdp_status fsdp__dir_list(const char *path, char ***names, int64_t *count)
 {
     char **list = NULL;
@@ -374,6 +382,7 @@ void fsdp__dir_list_free(char **names, int64_t count)
     free(names);
 }
 
+/* lstat: a link to a folder elsewhere is itself removed, never what it points to. */
 fsdp_status fsdp__dir_remove(const char *path)
 {
     struct stat st;

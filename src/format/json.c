@@ -17,6 +17,7 @@
 
 /* ---- reading --------------------------------------------------------------------- */
 
+/* NUL in strings is allowed because tokenizers have it as a token. */
 json_t *fsdp__json_parse(const char *text, size_t n, const char *name)
 {
     json_error_t e;
@@ -42,6 +43,7 @@ json_t *fsdp__json_load(const char *path)
 
 /* ---- writing --------------------------------------------------------------------- */
 
+/* Runs of plain text are appended at once: names make up most of a header. */
 void fsdp__json_quote(fsdp__str *out, const char *text, size_t n)
 {
     static const char from[] = "\"\\\b\f\n\r\t", to[] = "\"\\bfnrt";
@@ -62,6 +64,7 @@ void fsdp__json_quote(fsdp__str *out, const char *text, size_t n)
     fsdp__str_add(out, "\"");
 }
 
+/* Digits are tried one more at a time until they read back as the same number. */
 void fsdp__json_real(fsdp__str *out, double v)
 {
     char e[40], digits[24];
@@ -111,6 +114,7 @@ static void new_line(fsdp__str *out, int indent, int level)
         fsdp__str_add(out, " ");
 }
 
+/* Recursion is bounded: jansson parses no deeper than 2048 levels. */
 static void format(const json_t *v, int indent, int level, fsdp__str *out)
 {
     const char *comma = indent ? "," : ", ";

@@ -104,6 +104,7 @@ static fsdp_status read_header(fsdp__st *st, int64_t file_size, size_t *n_out)
     return FSDP_OK;
 }
 
+/* The order of the checks is the reference reader's, so both name the same fault first. */
 static fsdp_status open_and_check(fsdp__st *st)
 {
     struct stat info;
@@ -163,6 +164,7 @@ const fsdp__st_tensor *fsdp__st_at(const fsdp__st *st, int64_t i)
     return &st->header.sorted[i]->t;
 }
 
+/* A name with a NUL inside is reached by fsdp__st_at alone. */
 const fsdp__st_tensor *fsdp__st_find(const fsdp__st *st, const char *name)
 {
     const fsdp__value *v = fsdp__map_gets(st->header.by_name, name);
@@ -184,6 +186,7 @@ const char *fsdp__st_meta_value(const fsdp__st *st, int64_t i)
     return st->header.meta[i].value;
 }
 
+/* A few pairs: a walk is as good as a map. */
 const char *fsdp__st_meta(const fsdp__st *st, const char *key)
 {
     for (int64_t i = 0; i < st->header.n_meta; i++)

@@ -95,6 +95,7 @@ static fsdp_status bad_entry(const scan *s, const char *what)
 
 /* ---- characters -------------------------------------------------------------------- */
 
+/* The four blanks of JSON, no others: NUL padding is an error. */
 static void skip_blanks(scan *s)
 {
     while (s->p < s->end && (*s->p == ' ' || *s->p == '\t' || *s->p == '\n' || *s->p == '\r'))
@@ -108,6 +109,7 @@ static char peek(scan *s)
     return s->p < s->end ? *s->p : 0;
 }
 
+/* Blanks, then exactly this character. */
 static fsdp_status take(scan *s, char c, const char *expected)
 {
     if (peek(s) != c || s->p >= s->end) return bad_json(s, s->p, expected);
@@ -184,6 +186,7 @@ static fsdp_status unescape(scan *s, char **out)
     return FSDP_OK;
 }
 
+/* Into the same memory: `to` never overtakes s->p, since an escape is longer than what it means. */
 static fsdp_status string(scan *s, text *out, const char *expected)
 {
     FSDP_TRY(take(s, '"', expected));
@@ -234,6 +237,8 @@ static fsdp_status whole(scan *s, uint64_t *out, const char *expected)
     return FSDP_OK;
 }
 
+/* A number of a field that is not ours: only its grammar is checked. The NUL behind the text
+ * stops every loop. */
 static fsdp_status skip_number(scan *s)
 {
     char *at = s->p;
@@ -300,6 +305,7 @@ static fsdp_status skip_items(scan *s, bool object)
     return FSDP_OK;
 }
 
+/* Any value of a field that this version of the format does not know. */
 static fsdp_status skip_value(scan *s)
 {
     text t;
@@ -326,6 +332,8 @@ static fsdp_status skip_value(scan *s)
 
 /* ---- one tensor ---------------------------------------------------------------------------- */
 
+/* dtypes that are not computed with here are known too, so that a file that also holds them
+ * opens. */
 static fsdp_status parse_dtype(scan *s, fsdp__st_item *it)
 {
     text t;
@@ -339,6 +347,7 @@ static fsdp_status parse_dtype(scan *s, fsdp__st_item *it)
     return FSDP_OK;
 }
 
+/* Sizes go to one pool for all tensors: a header of 100,000 tensors makes few allocations. */
 static fsdp_status parse_shape(scan *s, fsdp__st_header *h, fsdp__st_item *it)
 {
     FSDP_TRY(take(s, '[', "a list of sizes"));
@@ -375,6 +384,7 @@ static fsdp_status parse_offsets(scan *s, fsdp__st_item *it)
 
 enum { SEEN_DTYPE = 1, SEEN_SHAPE = 2, SEEN_OFFSETS = 4 };
 
+/* Fields come in any order. Of those that are not ours nothing is kept. */
 static fsdp_status parse_field(scan *s, fsdp__st_header *h, fsdp__st_item *it, int *seen)
 {
     text key;
@@ -396,6 +406,7 @@ static fsdp_status parse_field(scan *s, fsdp__st_header *h, fsdp__st_item *it, i
     return parse_offsets(s, it);
 }
 
+/* One tensor behind its name and colon. It joins the list only when it is complete. */
 static fsdp_status parse_entry(scan *s, fsdp__st_header *h, text name)
 {
     fsdp__st_item it = {.t = {.name = name.p, .name_len = name.len}};
@@ -430,6 +441,8 @@ static fsdp_status parse_entry(scan *s, fsdp__st_header *h, text name)
 
 /* ---- __metadata__ ------------------------------------------------------------------------- */
 
+/* The reference takes the last of two equal keys; here it is an error, since one of them is lost
+ * otherwise. */
 static fsdp_status parse_metadata(scan *s, fsdp__st_header *h)
 {
     fsdp__map *seen = NULL;
@@ -504,6 +517,7 @@ static fsdp_status parse_all(scan *s, fsdp__st_header *h)
     return FSDP_OK;
 }
 
+/* Pointers to shapes are set at the end, when the pool does not move any more. */
 fsdp_status fsdp__st_header_parse(fsdp__st_header *h, size_t n, const char *path)
 {
     size_t good = fsdp__utf8_check(h->text, n);
@@ -564,6 +578,9 @@ static fsdp_status check_size(fsdp__st_item *it, const char *path, const char *n
     return FSDP_OK;
 }
 
+/* Sorted by their begin, the ranges must follow each other without gap from 0 to the end of the
+ * file: this one walk finds holes, overlaps, aliases and a wrong file size. Zero-size tensors
+ * may share an offset. */
 fsdp_status fsdp__st_header_check(fsdp__st_header *h, size_t n, int64_t file_size, const char *path)
 {
     uint64_t room = (uint64_t)file_size - 8 - n, at = 0;

@@ -95,6 +95,7 @@ static fsdp_status check_text(const fsdp__st_writer *w, const char *what, const 
     return FSDP_OK;
 }
 
+/* Metadata is kept as header text from the start; only its keys are remembered, to find doubles. */
 static void add_pair(fsdp__str *out, const char *key, const char *value)
 {
     if (out->len) fsdp__str_add(out, ",");
@@ -137,6 +138,7 @@ static fsdp_status measure(const fsdp__st_writer *w, item *it)
     return FSDP_OK;
 }
 
+/* Nothing is kept of a tensor that is refused. */
 fsdp_status fsdp__st_writer_add(fsdp__st_writer *w, const char *name, fsdp_dtype dtype, int ndim,
                                 const int64_t *shape)
 {
@@ -172,6 +174,7 @@ fsdp_status fsdp__st_writer_add(fsdp__st_writer *w, const char *name, fsdp_dtype
 
 /* ---- layout and header ------------------------------------------------------------------- */
 
+/* Wide types first makes every tensor aligned to its element size without padding. */
 static int by_layout(const void *a, const void *b)
 {
     const item *x = *(item *const *)a, *y = *(item *const *)b;
@@ -179,6 +182,7 @@ static int by_layout(const void *a, const void *b)
     return strcmp(x->name, y->name); /* names are unique and hold no NUL */
 }
 
+/* Offsets are relative to the data; the header's length is not known yet. */
 static fsdp_status lay_out(fsdp__st_writer *w)
 {
     w->sorted = fsdp__calloc((size_t)w->n, sizeof *w->sorted, "tensors to write");
@@ -297,6 +301,7 @@ done:
 
 /* ---- data ----------------------------------------------------------------------------------- */
 
+/* Counting bytes finds both a range that was forgotten and one that came twice. */
 static fsdp_status write_item(fsdp__st_writer *w, item *it, int64_t offset, int64_t bytes,
                               const void *src)
 {
@@ -353,6 +358,7 @@ fsdp_status fsdp__st_writer_check(const fsdp__st_writer *w)
     return FSDP_OK;
 }
 
+/* A file that is not complete is removed at once: nobody can use it. */
 fsdp_status fsdp__st_writer_finish(fsdp__st_writer *w)
 {
     fsdp_status s = fsdp__st_writer_check(w);
@@ -366,6 +372,7 @@ fsdp_status fsdp__st_writer_finish(fsdp__st_writer *w)
 
 enum { PIECE = 4 << 20 };
 
+/* In the order of the file, so that a disk sees one sequential write. */
 static fsdp_status write_entries(fsdp__st_writer *w, const fsdp__st_entry *entries,
                                  fsdp__st_fill fill, void *arg, void **buf)
 {

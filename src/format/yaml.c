@@ -110,6 +110,7 @@ static char *text_of(const walk *w, struct fy_node *n, const char *what)
     return fsdp__strndup(len ? p : "", len);
 }
 
+/* NULL is a value too: libfyaml has no node for `name:` with nothing behind it. */
 static bool is_value(struct fy_node *n)
 {
     return !n || (fy_node_is_scalar(n) && !fy_node_is_alias(n));
@@ -216,6 +217,7 @@ static fsdp_status walk_section(const walk *w, const char *section, struct fy_no
     return s;
 }
 
+/* An empty document, or a section with only comments below it. */
 static bool is_empty(struct fy_node *n)
 {
     size_t len = 0;
@@ -223,6 +225,7 @@ static bool is_empty(struct fy_node *n)
     return fy_node_is_scalar(n) && !fy_node_is_alias(n) && fy_node_get_scalar(n, &len) && !len;
 }
 
+/* Sections with nothing below are allowed: people comment out their last line. */
 static fsdp_status walk_document(const walk *w, struct fy_node *root)
 {
     void *it = NULL;
@@ -253,6 +256,7 @@ static fsdp_status walk_document(const walk *w, struct fy_node *root)
 
 /* ---- documents --------------------------------------------------------------------------- */
 
+/* libfyaml writes to standard error unless it has a function that takes its text. */
 static void swallow(struct fy_diag *diag, void *user, const char *buf, size_t len)
 {
     (void)diag, (void)user, (void)buf, (void)len;

@@ -176,6 +176,7 @@ static bool is_off(const json_t *v)
            (json_is_object(v) && !json_object_size(v)) || (json_is_array(v) && !json_array_size(v));
 }
 
+/* What would change the model and is not done here must be switched off. */
 static fsdp_status read_off(const fsdp__json_at *at, int family)
 {
     double part = 1;
@@ -215,6 +216,8 @@ static bool known(const char *key, int family, near *best)
     return false;
 }
 
+/* Later versions add keys all the time, so an unknown one is no error; a typing error should
+ * show. */
 static void warn_unknown(const fsdp__json_at *at, int family, const char *type)
 {
     const char *key;
@@ -236,6 +239,7 @@ static bool has_null(const fsdp__json_at *at, const char *key)
     return json_is_null(json_object_get(at->json, key));
 }
 
+/* Absent: the class's default, set before. */
 static fsdp_status read_activation(const fsdp__json_at *at, fsdp_model_config *c)
 {
     const char *key = c->family == FSDP_GPT2 ? "activation_function" : "hidden_act";
@@ -314,6 +318,7 @@ static fsdp_status read_layer_types(const fsdp__json_at *at, fsdp_model_config *
     return FSDP_OK;
 }
 
+/* Qwen's window counts only with its switch on, whatever layer_types says of names. */
 static fsdp_status read_windows(const fsdp__json_at *at, fsdp_model_config *c)
 {
     if (c->family == FSDP_LLAMA || c->family == FSDP_GPT2) return FSDP_OK;
@@ -440,6 +445,7 @@ static fsdp_status read_dtype(const fsdp__json_at *at, fsdp_model_config *c)
 
 /* ---- reading ---- */
 
+/* The order matters: rows first, since heads, windows and rotary values start from them. */
 static fsdp_status read_all(const fsdp__json_at *at, fsdp_model_config *c)
 {
     FSDP_TRY(family_of(at, c));

@@ -116,6 +116,7 @@ static json_t *layer_types(const fsdp_model_config *c)
     return list;
 }
 
+/* Every key is written, defaults too: a file should not change its meaning when a default does. */
 static void write_rows(writer *w, const fsdp_model_config *c)
 {
     for (int i = 0; i < FSDP__CONFIG_ROWS; i++) {
@@ -128,6 +129,7 @@ static void write_rows(writer *w, const fsdp_model_config *c)
     }
 }
 
+/* rope_theta and rope_scaling, not rope_parameters: version 4 would not see the latter. */
 static void write_rotary(writer *w, const fsdp_model_config *c)
 {
     set(w, "head_dim", json_integer(c->head_dim));

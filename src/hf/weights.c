@@ -49,6 +49,7 @@ static fsdp_status check_name(const char *index, const char *tensor, const char 
                       tensor, name ? name : "no text", why);
 }
 
+/* Files stay open for as long as the weights: slices are read when a rank needs them. */
 static fsdp_status open_file(fsdp__hf_weights *w, const char *name, fsdp__st **out)
 {
     char *path = fsdp__path_join(w->folder, name);
@@ -196,6 +197,7 @@ static fsdp_status nothing_found(const fsdp__hf_weights *w)
         w->folder, pickled ? ", only pytorch_model.bin: convert it to safetensors" : "");
 }
 
+/* The index comes first: a folder may hold both after an interrupted save by others. */
 static fsdp_status open_all(fsdp__hf_weights *w)
 {
     char *index = fsdp__path_join(w->folder, "model.safetensors.index.json");

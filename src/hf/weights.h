@@ -49,8 +49,8 @@ fsdp_status fsdp__hf_writer_begin(fsdp__hf_writer *w);
 /* Bytes [offset, offset + bytes) of a tensor, each once, in any order. */
 fsdp_status fsdp__hf_writer_write(fsdp__hf_writer *w, const char *name, int64_t offset,
                                   int64_t bytes, const void *src);
-/* Gives the files their names, writes the index where there are several, and removes weight files of
- * an earlier save that are not among them. */
+/* Gives the files their names, writes the index where there are several, and removes weight files
+ * of an earlier save that are not among them. */
 fsdp_status fsdp__hf_writer_finish(fsdp__hf_writer *w);
 /* Without a successful finish nothing of the new files is left. NULL: nothing. */
 void fsdp__hf_writer_free(fsdp__hf_writer *w);

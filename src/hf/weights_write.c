@@ -82,6 +82,7 @@ static fsdp_status not_begun(const fsdp__hf_writer *w)
                       w->folder);
 }
 
+/* The file of a tensor is chosen at begin, when all sizes are known. */
 fsdp_status fsdp__hf_writer_add(fsdp__hf_writer *w, const char *name, fsdp_dtype dtype, int ndim,
                                 const int64_t *shape)
 {
@@ -177,6 +178,7 @@ static fsdp__st_writer *make_file(const fsdp__hf_writer *w, int64_t i, int64_t n
     return f;
 }
 
+/* All space is reserved before the first byte is written, so a full disk stops the save here. */
 fsdp_status fsdp__hf_writer_begin(fsdp__hf_writer *w)
 {
     FSDP_TRY(not_begun(w));
@@ -273,6 +275,7 @@ static fsdp_status save_index(const fsdp__hf_writer *w, const char *path)
     return s;
 }
 
+/* Renames are many and not one step; the order makes a crash visible instead of mixed. */
 fsdp_status fsdp__hf_writer_finish(fsdp__hf_writer *w)
 {
     fsdp_status s;

@@ -31,6 +31,7 @@ const char *fsdp__model_architecture(fsdp_model_family f)
 
 /* ---- defaults ------------------------------------------------------------------------ */
 
+/* GPT-2 has biases everywhere, tied embeddings and dropout by default. */
 static fsdp_model_config gpt2(fsdp_model_config c)
 {
     c.vocab_size = 50257;
@@ -51,6 +52,7 @@ static fsdp_model_config gpt2(fsdp_model_config c)
     return c;
 }
 
+/* memset also clears padding, so two configs can be compared as bytes. */
 fsdp_model_config fsdp__model_config_default(fsdp_model_family f)
 {
     fsdp_model_config c;
@@ -130,6 +132,7 @@ static const size_row size_rows[] = {
     ROW(max_position_embeddings, "n_positions", INT32_MAX),
 };
 
+/* Names in messages are those of the file that a person can edit. */
 static fsdp_status check_sizes(const fsdp_model_config *c, const char *where)
 {
     for (size_t i = 0; i < sizeof size_rows / sizeof size_rows[0]; i++) {
@@ -143,6 +146,7 @@ static fsdp_status check_sizes(const fsdp_model_config *c, const char *where)
     return FSDP_OK;
 }
 
+/* Query heads share key and value heads in equal groups. */
 static fsdp_status check_heads(const fsdp_model_config *c, const char *where)
 {
     if (c->family == FSDP_GPT2) {

@@ -25,11 +25,11 @@
 #include "device/heap.h"
 
 enum {
-    FSDP__POSTS = 32,          /* descriptions that a lane holds */
-    FSDP__LABEL = 64,          /* bytes of a label that peers see, a multiple of 8 */
-    FSDP__MAX_WORLDS = 64,     /* times that a process may init */
-    FSDP__MAX_SLOTS = 1024,    /* of which the first MAX_WORLDS are the worlds' */
-    FSDP__WINDOW = 64 * 1024,  /* bytes of one slot of a window */
+    FSDP__POSTS = 32,                    /* descriptions that a lane holds */
+    FSDP__LABEL = 64,                    /* bytes of a label that peers see, a multiple of 8 */
+    FSDP__MAX_WORLDS = 64,               /* times that a process may init */
+    FSDP__MAX_SLOTS = 1024,              /* of which the first MAX_WORLDS are the worlds' */
+    FSDP__WINDOW = 64 * 1024,            /* bytes of one slot of a window */
     FSDP__PAIR_SLOT = FSDP__WINDOW + 64, /* of a pair's window: the message's size comes first */
     FSDP__ABORT_TEXT = 2048,
     FSDP__MAX_RANKS = 1024
@@ -54,7 +54,7 @@ typedef struct fsdp__post_entry {
 typedef struct fsdp__post {
     int64_t entries; /* offset of fsdp__post_entry[n] in the segment */
     int64_t n;
-    int64_t amount;  /* elements or bytes of a plain collective */
+    int64_t amount; /* elements or bytes of a plain collective */
     int32_t collective, dtype, op, root;
     int32_t shared, scale_bits, add, unused;
     char label[FSDP__LABEL];
@@ -93,7 +93,7 @@ typedef struct fsdp__rank_page {
     _Atomic uint64_t pid, start;
     _Atomic uint64_t next_slot;
     _Atomic uint64_t resets; /* rendezvous of resets that this rank has come to */
-    _Atomic uint64_t last; /* of the last call: number * 256 + lane * 16 + collective */
+    _Atomic uint64_t last;   /* of the last call: number * 256 + lane * 16 + collective */
     fsdp__text last_label, last_group;
 } fsdp__rank_page;
 
@@ -123,15 +123,15 @@ typedef struct fsdp__segment {
     fsdp__layout layout;
     int world_size;
     bool threads;
-    const char *ro;  /* the whole, for reading */
-    char *control;   /* for writing; the control area, the own heap, the gather area */
+    const char *ro; /* the whole, for reading */
+    char *control;  /* for writing; the control area, the own heap, the gather area */
     char *heap, *gather;
 } fsdp__segment;
 
 typedef struct fsdp__world {
     fsdp__segment seg;
     int rank, size;
-    int number; /* of this world among those of the process, from 0 */
+    int number;                 /* of this world among those of the process, from 0 */
     fsdp__allocator *allocator; /* over the own heap */
     uint64_t next_slot, resets;
     int64_t gather_next; /* bytes of the gather area that groups have */
@@ -141,17 +141,17 @@ typedef struct fsdp__work_kind fsdp__work_kind;
 
 struct fsdp_work {
     fsdp_group *group;
-    fsdp_work *next;                   /* in its queue */
-    fsdp_work *live_prev, *live_next;  /* all works of the group */
+    fsdp_work *next;                  /* in its queue */
+    fsdp_work *live_prev, *live_next; /* all works of the group */
     const fsdp__work_kind *kind;
     fsdp_lane lane;
     fsdp_collective collective;
     uint64_t seq;
     bool posted, first_done, all_checked, done, queued;
-    bool cancelled;     /* by a reset */
-    bool despite_abort; /* a posted abort does not end a wait for it */
-    int checked;    /* peers up to here described the same call */
-    int blocked_on; /* a rank of the group that has not come */
+    bool cancelled;         /* by a reset */
+    bool despite_abort;     /* a posted abort does not end a wait for it */
+    int checked;            /* peers up to here described the same call */
+    int blocked_on;         /* a rank of the group that has not come */
     const char *blocked_by; /* what it has not done */
     char label[FSDP__LABEL];
     fsdp__post post;
@@ -180,9 +180,9 @@ struct fsdp__work_kind {
 
 typedef struct fsdp__lane_state {
     fsdp_work *head, *tail;
-    uint64_t issued;  /* number of the last call */
-    uint64_t rounds;  /* of plain collectives, issued */
-    char *window;     /* two slots, own heap */
+    uint64_t issued; /* number of the last call */
+    uint64_t rounds; /* of plain collectives, issued */
+    char *window;    /* two slots, own heap */
     struct {
         fsdp__post_entry *p;
         int64_t n;
@@ -199,10 +199,10 @@ typedef struct fsdp__pair_state {
 struct fsdp_group {
     char *name;
     int rank, size;
-    int *ranks; /* (size), world ranks */
+    int *ranks;         /* (size), world ranks */
     fsdp__world *world; /* NULL: one rank alone */
     int64_t slot;
-    fsdp__member_page **members; /* (size), peers' read-only views, own writable */
+    fsdp__member_page **members;     /* (size), peers' read-only views, own writable */
     int64_t part_offset, part_bytes; /* of the gather area */
     fsdp__heap *shared;              /* of the part; NULL until first used */
     uint64_t released;
@@ -213,7 +213,7 @@ struct fsdp_group {
 };
 
 typedef struct fsdp__comm_state {
-    fsdp__world *world; /* NULL: one rank */
+    fsdp__world *world;  /* NULL: one rank */
     fsdp_group **groups; /* [0] is the world's */
     int64_t n_groups, cap;
     bool joined;
@@ -288,7 +288,8 @@ fsdp_status fsdp__group_drain(fsdp_group *g);
 /* list.c */
 int64_t fsdp__rows_begin(const fsdp_list_entry *e, int r);
 int64_t fsdp__rows_count(const fsdp_list_entry *e, int r);
-fsdp_status fsdp__list_check(const char *what, const fsdp_group *g, const fsdp_list_entry *e, int n);
+fsdp_status fsdp__list_check(const char *what, const fsdp_group *g, const fsdp_list_entry *e,
+                             int n);
 
 /* p2p.c */
 fsdp_status fsdp__p2p_progress(fsdp_group *g);

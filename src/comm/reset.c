@@ -35,8 +35,12 @@ static fsdp_status meet(fsdp_group *world)
 {
     fsdp__world *w = world->world;
     meeting m = {.number = ++w->resets};
-    m.work = (fsdp_work){.group = world, .lane = FSDP_LANE_CONTROL, .collective = FSDP_BARRIER,
-                         .seq = m.number, .label = "reset", .blocked_on = world->rank,
+    m.work = (fsdp_work){.group = world,
+                         .lane = FSDP_LANE_CONTROL,
+                         .collective = FSDP_BARRIER,
+                         .seq = m.number,
+                         .label = "reset",
+                         .blocked_on = world->rank,
                          .despite_abort = true};
     fsdp__publish(world, &fsdp__rank_page_of(w, w->rank)->resets, m.number);
     return fsdp__wait(world, all_here, &m, &m.work);

@@ -24,8 +24,9 @@
 #include "base/memory.h"
 #include "comm/comm_internal.h"
 
-#define MAGIC UINT64_C(0x3130637064736601) /* changes with every change of the published structs \
-                                            */
+#define MAGIC                                                                          \
+    UINT64_C(0x3130637064736601) /* changes with every change of the published structs \
+                                  */
 #define GIB ((int64_t)1 << 30)
 
 static int64_t round_up(int64_t x, int64_t align)

@@ -206,10 +206,11 @@ static int compare(const fsdp_work *w, int r)
     if (a->dtype != b->dtype) {
         char where[256];
         fsdp__work_where(w, where, sizeof where);
-        fsdp__fail(FSDP_MISMATCH, "%s: rank %d has dtype %s, rank %d has %s; all ranks must "
-                   "make the same calls in the same order", where,
-                   w->group->world->rank, fsdp_dtype_name((fsdp_dtype)a->dtype), w->group->ranks[r],
-                   fsdp_dtype_name((fsdp_dtype)b->dtype));
+        fsdp__fail(FSDP_MISMATCH,
+                   "%s: rank %d has dtype %s, rank %d has %s; all ranks must "
+                   "make the same calls in the same order",
+                   where, w->group->world->rank, fsdp_dtype_name((fsdp_dtype)a->dtype),
+                   w->group->ranks[r], fsdp_dtype_name((fsdp_dtype)b->dtype));
         return -1;
     }
     if (a->amount != b->amount) return differ(w, r, "a size of", a->amount, b->amount);

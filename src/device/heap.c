@@ -23,8 +23,8 @@ enum { SMALL_ALIGN = 64, PAGE = 4096, BIG = 64 * 1024, FIRST_BUCKETS = 256 };
 typedef struct block block;
 struct block {
     int64_t offset, size;
-    uint64_t clock;     /* of a free block */
-    block *prev, *next; /* by address */
+    uint64_t clock;      /* of a free block */
+    block *prev, *next;  /* by address */
     block *left, *right; /* in the treap, while free */
     block *chain;        /* in the hash table, while taken; in the pool of nodes, while unused */
     uint32_t priority;
@@ -37,7 +37,7 @@ struct fsdp__heap {
     block *free_root;
     block **buckets; /* (n_buckets), a power of two */
     int64_t n_buckets, n_taken;
-    block *pool; /* unused nodes */
+    block *pool;     /* unused nodes */
     uint64_t *pages; /* one bit a page of [0, top) */
     int64_t pages_cap;
     int64_t touched_pages;
@@ -301,9 +301,10 @@ int64_t fsdp__heap_take(fsdp__heap *h, int64_t bytes, uint64_t *clock, const cha
     block *b = find_fit(h, size, align, &offset);
     if (!b) b = extend(h, size, align, &offset);
     if (!b) {
-        fsdp__fail(FSDP_NO_MEMORY,
-                   "%s: %lld bytes do not fit into the heap of %lld bytes, of which %lld are in use",
-                   what, (long long)bytes, (long long)h->size, (long long)h->live);
+        fsdp__fail(
+            FSDP_NO_MEMORY,
+            "%s: %lld bytes do not fit into the heap of %lld bytes, of which %lld are in use", what,
+            (long long)bytes, (long long)h->size, (long long)h->live);
         return -1;
     }
     remove_free(h, b);

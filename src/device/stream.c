@@ -136,7 +136,8 @@ fsdp_status fsdp_stream_sync(fsdp_stream *s)
     if (s && s->running)
         return fsdp__fail(FSDP_INVALID_STATE,
                           "fsdp_stream_sync: called by an item of stream %s, which would wait for "
-                          "itself; return 0 from the item instead", s->name);
+                          "itself; return 0 from the item instead",
+                          s->name);
     for (;;) {
         fsdp_status st = fsdp_stream_poll(s, &idle);
         if (!s || idle) return st;

@@ -190,10 +190,8 @@ static void test_afterwards(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_errors),
-        cmocka_unit_test(test_mismatch),
-        cmocka_unit_test(test_timeout),
-        cmocka_unit_test(test_reset),
+        cmocka_unit_test(test_errors),     cmocka_unit_test(test_mismatch),
+        cmocka_unit_test(test_timeout),    cmocka_unit_test(test_reset),
         cmocka_unit_test(test_afterwards),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

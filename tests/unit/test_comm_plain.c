@@ -18,11 +18,11 @@
 #include "base/thread.h"
 #include "comm/comm.h"
 
-#define EXPECT(condition)                                                                          \
-    do {                                                                                           \
-        if (!(condition))                                                                          \
-            return fsdp__fail(FSDP_INTERNAL, "rank %d, line %d: %s", fsdp_rank(), __LINE__,        \
-                              #condition);                                                         \
+#define EXPECT(condition)                                                                   \
+    do {                                                                                    \
+        if (!(condition))                                                                   \
+            return fsdp__fail(FSDP_INTERNAL, "rank %d, line %d: %s", fsdp_rank(), __LINE__, \
+                              #condition);                                                  \
     } while (0)
 
 static void run(fsdp_status (*fn)(void *arg), void *arg)
@@ -74,7 +74,8 @@ static fsdp_status bytes_rank(void *arg)
                 wrong += recv[i] != byte_of(root, 9, i);
         }
         if (st == FSDP_OK && wrong)
-            st = fsdp__fail(FSDP_INTERNAL, "rank %d: %d wrong bytes of %lld", me, wrong, (long long)m);
+            st = fsdp__fail(FSDP_INTERNAL, "rank %d: %d wrong bytes of %lld", me, wrong,
+                            (long long)m);
     }
     free(send);
     free(recv);
@@ -219,7 +220,8 @@ static fsdp_status group_rank(void *arg)
     for (int k = 0; k < 4; k++) {
         int size = fsdp_group_size(groups[k]);
         FSDP_TRY(fsdp_shared_take(groups[k], size * 4, "copy", &copies[k]));
-        int32_t *shard = fsdp__comm_allocator(groups[k])->alloc(fsdp__comm_allocator(groups[k]), 4, "s");
+        int32_t *shard =
+            fsdp__comm_allocator(groups[k])->alloc(fsdp__comm_allocator(groups[k]), 4, "s");
         EXPECT(shard);
         *shard = me * 10 + k;
         fsdp_list_entry e = {1, size, 1, 1, shard, FSDP_I32, copies[k].rw, FSDP_I32, 1};
@@ -234,7 +236,8 @@ static fsdp_status group_rank(void *arg)
     /* All four copies are there at once: none lies on another. */
     for (int k = 0; k < 4; k++)
         for (int r = 0; r < fsdp_group_size(groups[k]); r++)
-            EXPECT(((const int32_t *)copies[k].ro)[r] == fsdp_group_world_rank(groups[k], r) * 10 + k);
+            EXPECT(((const int32_t *)copies[k].ro)[r] ==
+                   fsdp_group_world_rank(groups[k], r) * 10 + k);
     FSDP_TRY(fsdp_barrier(world, FSDP_LANE_CONTROL));
     for (int k = 0; k < 4; k++)
         fsdp_shared_give(groups[k], &copies[k]);
@@ -278,7 +281,7 @@ static void test_counts(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bytes),  cmocka_unit_test(test_reduce),
+        cmocka_unit_test(test_bytes),    cmocka_unit_test(test_reduce),
         cmocka_unit_test(test_messages), cmocka_unit_test(test_groups),
         cmocka_unit_test(test_counts),
     };

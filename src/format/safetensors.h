@@ -7,8 +7,8 @@
  * The reader checks the whole header before it hands anything out and keeps only the header in
  * memory; data is read by byte ranges with pread, so a rank reads just its slices. The writer
  * writes under a temporary name and renames, so a file of the final name is always complete.
- * A reader or writer is used by one thread at a time. Offsets are 64-bit everywhere. Names may hold any text; `name` ends with a NUL that name_len does
- * not count.
+ * A reader or writer is used by one thread at a time. Offsets are 64-bit everywhere. Names may
+ * hold any text; `name` ends with a NUL that name_len does not count.
  */
 #ifndef FSDP_FORMAT_SAFETENSORS_H
 #define FSDP_FORMAT_SAFETENSORS_H

@@ -281,6 +281,7 @@ void fsdp__work_free(fsdp_work *w);
 fsdp_status fsdp__group_progress(fsdp_group *g);
 /* True when every peer's counter (offset in fsdp__lane_page) has reached value. */
 bool fsdp__peers_reached(fsdp_work *w, size_t counter, uint64_t value, const char *what);
+bool fsdp__all_before_finished(fsdp_work *w);
 fsdp__lane_page *fsdp__own_lane(const fsdp_group *g, fsdp_lane l);
 /* Waits until every peer is done with all that this rank called. */
 fsdp_status fsdp__group_drain(fsdp_group *g);

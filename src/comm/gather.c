@@ -63,7 +63,7 @@ static int private_step(fsdp_work *w)
 {
     const fsdp_group *g = w->group;
     if (!w->all_checked) return 0;
-    for (int i = 0; i < g->size; i++) {
+    for (int i = 0; w->in == 0 && i < g->size; i++) {
         int r = (g->rank + i) % g->size; /* all begin at different owners */
         const fsdp__post *post = &g->members[r]->lanes[w->lane].posts[w->seq % FSDP__POSTS];
         const fsdp__post_entry *p = w->n ? fsdp__at(g->world, post->entries) : NULL;
@@ -71,7 +71,8 @@ static int private_step(fsdp_work *w)
             if (fsdp__rows_count(&w->e[k], r) > 0 && w->e[k].outer * w->e[k].inner > 0)
                 place_rows(&w->e[k], r, fsdp__at(g->world, p[k].offset));
     }
-    return 1;
+    w->in = 1;
+    return fsdp__all_before_finished(w);
 }
 
 static const fsdp__work_kind private_gather = {NULL, private_step};

@@ -101,7 +101,9 @@ static void tell_presence(fsdp_work *w)
 static int scatter_step(fsdp_work *w)
 {
     if (!w->all_checked) return 0;
-    if (sum_own_rows(w, false) < 0) return -1;
+    if (w->in == 0 && sum_own_rows(w, false) < 0) return -1;
+    w->in = 1;
+    if (!fsdp__all_before_finished(w)) return 0;
     tell_presence(w);
     return 1;
 }

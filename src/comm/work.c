@@ -43,6 +43,18 @@ bool fsdp__peers_reached(fsdp_work *w, size_t counter, uint64_t value, const cha
     return true;
 }
 
+/* For works that need no more of their peers than a description, which is posted early: publishes
+ * that this rank has read what it reads, and is true once all peers have finished the call before,
+ * so that waiting for any call means that all calls before it are over everywhere. */
+bool fsdp__all_before_finished(fsdp_work *w)
+{
+    fsdp__lane_page *page = fsdp__own_lane(w->group, w->lane);
+    if (atomic_load_explicit(&page->read, memory_order_relaxed) < w->seq)
+        fsdp__publish(w->group, &page->read, w->seq);
+    return fsdp__peers_reached(w, offsetof(fsdp__lane_page, finished), w->seq - 1,
+                               "finished the call before it");
+}
+
 /* ---- life ------------------------------------------------------------------------- */
 
 fsdp_work *fsdp__work_new(fsdp_group *g, fsdp_lane lane, fsdp_collective c, const char *label,

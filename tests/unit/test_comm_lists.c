@@ -378,6 +378,46 @@ static void test_reduce(void **state)
     }
 }
 
+/* Shards may change once a later call of the lane is over: nobody reads them for the earlier one.
+ */
+static fsdp_status later_rank(void *arg)
+{
+    (void)arg;
+    enum { ROWS = 3000 };
+    fsdp_group *g = fsdp_group_world();
+    int n = fsdp_group_size(g), me = fsdp_group_rank(g);
+    uint64_t key = fsdp__rng_mix(fsdp__rng_key(9), (uint64_t)me);
+    fsdp__comm_set_schedule(schedule, &key);
+    fsdp__allocator *a = fsdp__comm_allocator(g);
+    size_t bytes = ROWS * sizeof(float);
+    float *shard = a->alloc(a, bytes, "shard"), *full = a->alloc(a, bytes * (size_t)n, "full");
+    float *sum = a->alloc(a, bytes, "sum"), *grad = a->alloc(a, bytes * (size_t)n, "grad");
+    EXPECT(shard && full && sum && grad);
+    memset(grad, 0, bytes * (size_t)n);
+    fsdp_list_entry e = {1, (int64_t)ROWS * n, 1, ROWS, shard, FSDP_F32, full, FSDP_F32, 1};
+    fsdp_list_entry r = {1, (int64_t)ROWS * n, 1, ROWS, sum, FSDP_F32, grad, FSDP_F32, 1};
+    for (int round = 0; round < 60; round++) {
+        fsdp_work *w, *later;
+        for (int i = 0; i < ROWS; i++)
+            shard[i] = (float)(round * 8 + me);
+        FSDP_TRY(fsdp_all_gather_list(g, FSDP_LANE_GATHER, "first", &e, 1, NULL, &w));
+        FSDP_TRY(fsdp_reduce_scatter_list(g, FSDP_LANE_GATHER, "later", &r, 1, 1, 0, &later));
+        FSDP_TRY(fsdp_work_wait(later));
+        memset(shard, 0x7f, bytes);
+        FSDP_TRY(fsdp_work_wait(w));
+        for (int64_t i = 0; i < (int64_t)ROWS * n; i++)
+            EXPECT(full[i] == (float)(round * 8 + (int)(i / ROWS)));
+        FSDP_TRY(fsdp_barrier(g, FSDP_LANE_CONTROL));
+    }
+    return FSDP_OK;
+}
+
+static void test_later(void **state)
+{
+    (void)state;
+    run(later_rank, NULL);
+}
+
 /* ---- what is refused ------------------------------------------------------------------ */
 
 static fsdp_status refuse_rank(void *arg)
@@ -428,6 +468,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gather),
         cmocka_unit_test(test_reduce),
+        cmocka_unit_test(test_later),
         cmocka_unit_test(test_refuse),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -69,10 +69,11 @@ static int take_word(int argc, char **argv, int *i, words *w, fsdp__prepare_opti
         errno = 0;
         o->train_tokenizer = strtoll(v, &stop, 10);
         if (*v == 0 || *stop || errno || o->train_tokenizer < 257)
-            return fsdp__cli_usage("prepare",
-                                   "--train-tokenizer %s: expected a number of tokens, at least 257 "
-                                   "(256 bytes and the end token)",
-                                   v);
+            return fsdp__cli_usage(
+                "prepare",
+                "--train-tokenizer %s: expected a number of tokens, at least 257 "
+                "(256 bytes and the end token)",
+                v);
     } else if (word[0] == '-') {
         return fsdp__cli_usage("prepare", "unknown option %s", word);
     } else {
@@ -114,7 +115,8 @@ int fsdp__cmd_prepare(int argc, char **argv)
     words w = {fsdp__calloc((size_t)argc, sizeof *w.paths, "arguments"),
                fsdp__calloc((size_t)argc, sizeof *w.validation, "arguments")};
     if (!w.paths || !w.validation) code = fsdp__cli_report("prepare");
-    for (int i = 1; i < argc && code == 0; i++) code = take_word(argc, argv, &i, &w, &o);
+    for (int i = 1; i < argc && code == 0; i++)
+        code = take_word(argc, argv, &i, &w, &o);
     o.paths = w.paths;
     o.validation = w.validation;
     if (code == 0 && !o.out)

@@ -37,7 +37,8 @@ static fsdp_status read_input(fsdp__str *out)
 {
     char buffer[1 << 16];
     size_t n;
-    while ((n = fread(buffer, 1, sizeof buffer, stdin)) > 0) fsdp__str_add_n(out, buffer, n);
+    while ((n = fread(buffer, 1, sizeof buffer, stdin)) > 0)
+        fsdp__str_add_n(out, buffer, n);
     if (ferror(stdin)) return fsdp__fail_errno(FSDP_IO_ERROR, "cannot read standard input");
     return out->failed ? fsdp__fail_memory("standard input", out->len) : FSDP_OK;
 }
@@ -65,10 +66,11 @@ static fsdp_status parse_ids(const fsdp__str *text, fsdp__ids *out)
         errno = 0;
         long id = strtol(p, &stop, 10);
         if (stop != p + n || n == 0 || errno || id < 0 || id > INT32_MAX)
-            return fsdp__fail(FSDP_INVALID_DATA,
-                              "word %lld of standard input is \"%.*s\"; expected token ids, numbers "
-                              "from 0 to 2147483647 with blanks between",
-                              (long long)k, n < 40 ? (int)n : 40, p);
+            return fsdp__fail(
+                FSDP_INVALID_DATA,
+                "word %lld of standard input is \"%.*s\"; expected token ids, numbers "
+                "from 0 to 2147483647 with blanks between",
+                (long long)k, n < 40 ? (int)n : 40, p);
         FSDP_TRY(fsdp__ids_add(out, &(int32_t){(int32_t)id}, 1));
         p += n;
     }

@@ -18,8 +18,9 @@
 #include "fsdp/status.h"
 
 typedef struct fsdp__prepare_options {
-    const char *const *paths;      /* (path_count) files and folders */
-    const char *const *validation; /* (validation_count) patterns as fnmatch(3) knows; may be none */
+    const char *const *paths; /* (path_count) files and folders */
+    const char *const
+        *validation; /* (validation_count) patterns as fnmatch(3) knows; may be none */
     int64_t path_count, validation_count;
     const char *tokenizer;   /* folder or tokenizer.json to use; NULL: */
     int64_t train_tokenizer; /* train one with so many tokens */

@@ -51,8 +51,8 @@ typedef struct fsdp__sampler_step {
     int64_t valid_tokens; /* targets of all ranks that count */
     int64_t rank;
     int64_t own_first, own_rows; /* this rank's rows, counted in the step */
-    int64_t microbatch;   /* rows a call at most */
-    int64_t calls;        /* forward calls, the same on all ranks, at least 1 */
+    int64_t microbatch;          /* rows a call at most */
+    int64_t calls;               /* forward calls, the same on all ranks, at least 1 */
 } fsdp__sampler_step;
 
 /* The step that begins at `cursor`, of rank `rank` of `ranks` with at most `microbatch` rows a

@@ -25,22 +25,22 @@
 /* ---- steps of normalizer, pre-tokenizer and decoder ------------------------ */
 
 /* X(enumerator, "type" in the file). Which list a step may stand in is decided by the reader. */
-#define FSDP__TOK_LIST(X)                                                                         \
-    X(NFC, "NFC")                                                                                  \
-    X(NFD, "NFD")                                                                                  \
-    X(NFKC, "NFKC")                                                                                \
-    X(NFKD, "NFKD")                                                                                \
-    X(LOWERCASE, "Lowercase")                                                                      \
-    X(PREPEND, "Prepend")                                                                          \
-    X(REPLACE, "Replace")                                                                          \
-    X(STRIP, "Strip")                                                                              \
-    X(BYTE_LEVEL, "ByteLevel")                                                                     \
-    X(SPLIT, "Split")                                                                              \
-    X(DIGITS, "Digits")                                                                            \
-    X(PUNCTUATION, "Punctuation")                                                                  \
-    X(WHITESPACE_SPLIT, "WhitespaceSplit")                                                         \
-    X(METASPACE, "Metaspace")                                                                      \
-    X(BYTE_FALLBACK, "ByteFallback")                                                               \
+#define FSDP__TOK_LIST(X)                  \
+    X(NFC, "NFC")                          \
+    X(NFD, "NFD")                          \
+    X(NFKC, "NFKC")                        \
+    X(NFKD, "NFKD")                        \
+    X(LOWERCASE, "Lowercase")              \
+    X(PREPEND, "Prepend")                  \
+    X(REPLACE, "Replace")                  \
+    X(STRIP, "Strip")                      \
+    X(BYTE_LEVEL, "ByteLevel")             \
+    X(SPLIT, "Split")                      \
+    X(DIGITS, "Digits")                    \
+    X(PUNCTUATION, "Punctuation")          \
+    X(WHITESPACE_SPLIT, "WhitespaceSplit") \
+    X(METASPACE, "Metaspace")              \
+    X(BYTE_FALLBACK, "ByteFallback")       \
     X(FUSE, "Fuse")
 
 typedef enum fsdp__tok_kind {
@@ -58,7 +58,11 @@ typedef enum fsdp__tok_cut {
     FSDP__CUT_CONTIGUOUS
 } fsdp__tok_cut;
 
-typedef enum fsdp__tok_prepend { FSDP__PREPEND_NEVER, FSDP__PREPEND_FIRST, FSDP__PREPEND_ALWAYS } fsdp__tok_prepend;
+typedef enum fsdp__tok_prepend {
+    FSDP__PREPEND_NEVER,
+    FSDP__PREPEND_FIRST,
+    FSDP__PREPEND_ALWAYS
+} fsdp__tok_prepend;
 
 typedef struct fsdp__tok_step {
     fsdp__tok_kind kind;
@@ -67,13 +71,13 @@ typedef struct fsdp__tok_step {
     char *text;         /* Prepend's, Replace's content, Strip's character, Metaspace's mark */
     size_t literal_len, text_len;
     fsdp__tok_cut cut;
-    bool invert;           /* Split: the matches are what is between */
-    bool individual;       /* Digits: each alone */
-    bool split;            /* Metaspace */
-    bool prefix_space;     /* ByteLevel */
+    bool invert;               /* Split: the matches are what is between */
+    bool individual;           /* Digits: each alone */
+    bool split;                /* Metaspace */
+    bool prefix_space;         /* ByteLevel */
     fsdp__tok_prepend prepend; /* Metaspace */
-    bool left, right;      /* Strip as a normalizer */
-    int64_t start, stop;   /* Strip as a decoder: characters at most */
+    bool left, right;          /* Strip as a normalizer */
+    int64_t start, stop;       /* Strip as a decoder: characters at most */
 } fsdp__tok_step;
 
 typedef struct fsdp__tok_steps {
@@ -99,17 +103,17 @@ typedef struct fsdp__token {
 } fsdp__token;
 
 typedef struct fsdp__bpe {
-    fsdp__map *vocab;   /* token -> id */
+    fsdp__map *vocab;    /* token -> id */
     fsdp__token *tokens; /* id -> token; p is NULL where an id has none */
-    int64_t id_count;   /* largest id + 1 */
-    fsdp__pairs merges; /* pair of ids -> rank << 32 | new id */
-    int32_t unk;        /* -1: none */
+    int64_t id_count;    /* largest id + 1 */
+    fsdp__pairs merges;  /* pair of ids -> rank << 32 | new id */
+    int32_t unk;         /* -1: none */
     bool fuse_unk, byte_fallback, ignore_merges;
-    char *prefix, *suffix;   /* continuing_subword_prefix, end_of_word_suffix, or NULL */
-    int32_t bytes[256];      /* ids of <0x00>..<0xFF>, -1 */
-    fsdp__map *cache;        /* word -> place in cached << 8 | number of ids */
-    fsdp__ids cached;        /* the ids of all cached words */
-    fsdp__bpe_symbol *symbols;   /* scratch of the word at hand */
+    char *prefix, *suffix;     /* continuing_subword_prefix, end_of_word_suffix, or NULL */
+    int32_t bytes[256];        /* ids of <0x00>..<0xFF>, -1 */
+    fsdp__map *cache;          /* word -> place in cached << 8 | number of ids */
+    fsdp__ids cached;          /* the ids of all cached words */
+    fsdp__bpe_symbol *symbols; /* scratch of the word at hand */
     int64_t symbol_cap;
     fsdp__bpe_merge *heap;
     int64_t heap_count, heap_cap;
@@ -120,7 +124,6 @@ fsdp_status fsdp__bpe_read(fsdp__bpe *m, const json_t *model, const char *mark);
 void fsdp__bpe_free(fsdp__bpe *m);
 /* Appends the ids of one word (n bytes of UTF-8). */
 fsdp_status fsdp__bpe_encode(fsdp__bpe *m, const char *word, size_t n, fsdp__ids *out);
-
 
 /* ---- the whole ------------------------------------------------------------------ */
 
@@ -178,10 +181,11 @@ void fsdp__tok_steps_free(fsdp__tok_steps *steps);
 const char *fsdp__tok_kind_name(fsdp__tok_kind kind);
 
 /* normalize.c: text (n) through all normalizers, appended to out. */
-fsdp_status fsdp__normalize(const fsdp__tok_steps *steps, const char *text, size_t n, fsdp__str *out);
+fsdp_status fsdp__normalize(const fsdp__tok_steps *steps, const char *text, size_t n,
+                            fsdp__str *out);
 /* Next match of a step's literal or regex, as fsdp__regex_find. */
 int fsdp__tok_find(const fsdp__tok_step *s, const char *text, size_t n, size_t from, size_t *start,
-                    size_t *end);
+                   size_t *end);
 /* Appends text with all matches replaced by the step's text. */
 fsdp_status fsdp__tok_replace(const fsdp__tok_step *s, const char *text, size_t n, fsdp__str *out);
 
@@ -189,8 +193,8 @@ fsdp_status fsdp__tok_replace(const fsdp__tok_step *s, const char *text, size_t 
 fsdp_status fsdp__pretokenize(const fsdp__tok_steps *steps, fsdp__pieces *pieces);
 
 /* decode.c: the decoders over tokens (n), joined into out. */
-fsdp_status fsdp__decode(const fsdp__tok_steps *steps, const fsdp__token *tokens, int64_t n, bool raw,
-                         fsdp__str *out);
+fsdp_status fsdp__decode(const fsdp__tok_steps *steps, const fsdp__token *tokens, int64_t n,
+                         bool raw, fsdp__str *out);
 
 /* added.c: cuts text (n), which is also at place `base` of out's text, at the added tokens whose
  * mark `normalized` is the one given, appending pieces. */

@@ -21,8 +21,8 @@ typedef struct fsdp__walk {
     int64_t count, cap;
 } fsdp__walk;
 
-/* All regular files that the paths (n) are or hold, but for what is in the folder `except` (NULL, or
- * one that need not exist). A path that does not exist is an error. */
+/* All regular files that the paths (n) are or hold, but for what is in the folder `except` (NULL,
+ * or one that need not exist). A path that does not exist is an error. */
 fsdp_status fsdp__walk_paths(const char *const *paths, int64_t n, const char *except,
                              fsdp__walk *out);
 void fsdp__walk_free(fsdp__walk *w);

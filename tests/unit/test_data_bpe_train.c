@@ -68,8 +68,8 @@ static void test_by_hand(void **state)
     /* Words: "low" 1, " low" 4, " lower" 2, "aaaa" 1. Pairs: lo 7, ow 7, Gl 6; ids order o < w and
      * l < o, so "l o" first; then "lo w" 7; "G low" 6; aa 3 against er 2, we 2. */
     static const char *const texts[] = {"low low low lower", "aaaa low low lower"};
-    static const char *const merges[] = {"l o", "lo w", "\xc4\xa0 low", "a a", "e r",
-                                         "\xc4\xa0low er"};
+    static const char *const merges[] = {"l o", "lo w", "\xc4\xa0 low",
+                                         "a a", "e r",  "\xc4\xa0low er"};
     (void)state;
     assert_int_equal(train(texts, 2, 258 + 6, dir), FSDP_OK);
     check_merges(merges, 6);
@@ -177,7 +177,8 @@ static void test_against_naive(void **state)
     uint32_t seed = 77;
     size_t at = 0;
     (void)state;
-    for (int c = 'A'; c <= 'h'; c++) m.ids[m.id_count++][0] = (char)c;
+    for (int c = 'A'; c <= 'h'; c++)
+        m.ids[m.id_count++][0] = (char)c;
     strcpy(m.ids[m.id_count++], "~"); /* the blank's character comes after all letters */
     for (int w = 0; w < WORDS; w++) {
         strcpy(m.symbols[w][m.lengths[w]++], "~");
@@ -190,7 +191,8 @@ static void test_against_naive(void **state)
             text[at++] = c;
         }
     }
-    for (int k = 0; k < MERGES; k++) naive_merge(&m, k);
+    for (int k = 0; k < MERGES; k++)
+        naive_merge(&m, k);
     int64_t made = m.id_count - ('h' - 'A' + 1) - 1;
     assert_int_equal(train((const char *const[]){text}, 1, 258 + made, dir), FSDP_OK);
     snprintf(path, sizeof path, "%s/tokenizer.json", dir);
@@ -266,10 +268,8 @@ static void test_deterministic(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_by_hand),
-        cmocka_unit_test(test_too_few),
-        cmocka_unit_test(test_against_naive),
-        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_by_hand),       cmocka_unit_test(test_too_few),
+        cmocka_unit_test(test_against_naive), cmocka_unit_test(test_round_trip),
         cmocka_unit_test(test_deterministic),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -78,15 +78,16 @@ static void test_walk(void **state)
     assert_int_equal(fsdp__walk_paths((const char *const[]){at("in"), at("in/a")}, 2, NULL, &w),
                      FSDP_OK);
     assert_int_equal(w.count, 5);
-    for (int i = 0; i < 5; i++) assert_string_equal(w.files[i].path, at(expected[i]));
+    for (int i = 0; i < 5; i++)
+        assert_string_equal(w.files[i].path, at(expected[i]));
     assert_int_equal(w.files[0].alias_count, 2); /* the hard link, and the second path */
     assert_int_equal(w.files[4].alias_count, 1);
     assert_string_equal(w.files[4].aliases[0], at("in/b"));
     fsdp__walk_free(&w);
 
     /* Only links lead to the file: it is taken by one of them. */
-    assert_int_equal(fsdp__walk_paths((const char *const[]){at("in/sub/loop")}, 1, at("in/sub"), &w),
-                     FSDP_OK);
+    assert_int_equal(
+        fsdp__walk_paths((const char *const[]){at("in/sub/loop")}, 1, at("in/sub"), &w), FSDP_OK);
     assert_int_equal(w.count, 5);
     assert_string_equal(w.files[3].path, at("in/sub/loop/family"));
     fsdp__walk_free(&w);
@@ -152,10 +153,8 @@ static void test_prepare(void **state)
         json_decref(list);
     }
     /* With that tokenizer, into another folder, without a validation set. */
-    fsdp__prepare_options again = {.paths = paths,
-                                   .path_count = 1,
-                                   .tokenizer = at("in/out"),
-                                   .out = at("other")};
+    fsdp__prepare_options again = {
+        .paths = paths, .path_count = 1, .tokenizer = at("in/out"), .out = at("other")};
     assert_int_equal(fsdp__prepare(&again, &r), FSDP_OK);
     assert_int_equal(r.vocab_size, 265);
     assert_true(fsdp__file_exists(at("other/tokenizer.json")));

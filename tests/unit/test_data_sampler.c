@@ -99,7 +99,8 @@ static void run_epoch(const fsdp__sampler *s, int64_t *cursor, int ranks, int64_
     }
     assert_int_equal(*cursor, start + s->rows); /* an epoch ends with a step */
     assert_int_equal(steps, fsdp__sampler_steps_per_epoch(s));
-    for (int64_t i = 0; i < s->rows; i++) assert_int_equal(seen[i], 1);
+    for (int64_t i = 0; i < s->rows; i++)
+        assert_int_equal(seen[i], 1);
     fsdp__microbatch_free(&mb);
 }
 
@@ -112,7 +113,8 @@ static void test_ten_rows(void **state)
     fsdp__tokens *t = counting_file(10 * 4 + 1);
     assert_int_equal(fsdp__sampler_init(&s, t, t->vocab_size, 4, 6, 7, true), FSDP_OK);
     assert_int_equal(s.rows, 10);
-    for (int e = 0; e < 3; e++) run_epoch(&s, &cursor, 3, 2, order[e]);
+    for (int e = 0; e < 3; e++)
+        run_epoch(&s, &cursor, 3, 2, order[e]);
     assert_int_equal(cursor, 30);
     assert_memory_not_equal(order[0], order[1], 10 * sizeof(int64_t));
     assert_memory_not_equal(order[1], order[2], 10 * sizeof(int64_t));
@@ -146,8 +148,7 @@ static void test_any_ranks(void **state)
                 for (int64_t micro = 1; micro <= 3; micro++) {
                     int64_t cursor = 5 * rows;
                     run_epoch(&s, &cursor, ranks, micro, order);
-                    if (ranks == 1 && micro == 1 && batch == 1)
-                        memcpy(base, order, sizeof base);
+                    if (ranks == 1 && micro == 1 && batch == 1) memcpy(base, order, sizeof base);
                     assert_memory_equal(order, base, (size_t)rows * sizeof *order);
                 }
             fsdp__sampler other;
@@ -170,7 +171,8 @@ static void test_in_order(void **state)
     fsdp__tokens *t = counting_file(21);
     assert_int_equal(fsdp__sampler_init(&s, t, t->vocab_size, 4, 2, 0, false), FSDP_OK);
     run_epoch(&s, &cursor, 2, 1, order);
-    for (int64_t i = 0; i < 5; i++) assert_int_equal(order[i], i);
+    for (int64_t i = 0; i < 5; i++)
+        assert_int_equal(order[i], i);
     fsdp__tokens_close(t);
 }
 
@@ -209,8 +211,10 @@ static void test_errors(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ten_rows), cmocka_unit_test(test_any_ranks),
-        cmocka_unit_test(test_in_order), cmocka_unit_test(test_errors),
+        cmocka_unit_test(test_ten_rows),
+        cmocka_unit_test(test_any_ranks),
+        cmocka_unit_test(test_in_order),
+        cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -45,7 +45,8 @@ static void check_text(fsdp_tokenizer *t, const json_t *ids, const json_t *expec
     int32_t list[512];
     size_t n = json_array_size(ids), len;
     assert_true(n < COUNT(list));
-    for (size_t i = 0; i < n; i++) list[i] = (int32_t)json_integer_value(json_array_get(ids, i));
+    for (size_t i = 0; i < n; i++)
+        list[i] = (int32_t)json_integer_value(json_array_get(ids, i));
     char *text = fsdp_tokenizer_decode(t, list, (int64_t)n, 0, &len);
     assert_non_null(text);
     assert_int_equal(len, json_string_length(expected));
@@ -227,8 +228,8 @@ static void test_parts(void **state)
 {
 #define PRE(s) "\"pre_tokenizer\":" s ","
 #define NORM(s) "\"normalizer\":" s ","
-#define SPLIT(behavior, invert)                                                                    \
-    PRE("{\"type\":\"Split\",\"pattern\":{\"String\":\"1\"},\"behavior\":\"" behavior              \
+#define SPLIT(behavior, invert)                                                       \
+    PRE("{\"type\":\"Split\",\"pattern\":{\"String\":\"1\"},\"behavior\":\"" behavior \
         "\",\"invert\":" invert "}")
     (void)state;
     check_tokens("", "abcab", "abc|ab");
@@ -260,17 +261,19 @@ static void test_parts(void **state)
     check_tokens(NORM("{\"type\":\"Lowercase\"}"), "ABC", "abc");
     check_tokens(NORM("{\"type\":\"Strip\"}"), "  ab ", "ab");
     check_tokens(NORM("{\"type\":\"Strip\",\"strip_left\":false}"), " ab ", " |ab");
-    check_tokens(NORM("{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"\\\\s+\"},\"content\":\"_\"}"),
-                 "b \t a", "b|_a");
+    check_tokens(
+        NORM("{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"\\\\s+\"},\"content\":\"_\"}"),
+        "b \t a", "b|_a");
     check_tokens(NORM("{\"type\":\"NFKC\"}"), "\xef\xbd\x81\xef\xbd\x82", "ab"); /* wide letters */
-    check_tokens("\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":"
-                 "{\"id\":\"b\"}},{\"Sequence\":{\"id\":\"A\"}},{\"SpecialToken\":{\"id\":\"c\"}}],"
-                 "\"special_tokens\":{\"b\":{\"ids\":[2]},\"c\":{\"ids\":[3,3]}}},",
-                 "ab", "b|ab|c|c");
+    check_tokens(
+        "\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":"
+        "{\"id\":\"b\"}},{\"Sequence\":{\"id\":\"A\"}},{\"SpecialToken\":{\"id\":\"c\"}}],"
+        "\"special_tokens\":{\"b\":{\"ids\":[2]},\"c\":{\"ids\":[3,3]}}},",
+        "ab", "b|ab|c|c");
 }
 
-#define ADDED(flags)                                                                               \
-    "\"added_tokens\":[{\"id\":13,\"content\":\"<x>\",\"special\":true" flags "},"                 \
+#define ADDED(flags)                                                               \
+    "\"added_tokens\":[{\"id\":13,\"content\":\"<x>\",\"special\":true" flags "}," \
     "{\"id\":14,\"content\":\"<x>y\",\"normalized\":false}],"
 
 static void test_added_tokens(void **state)
@@ -282,11 +285,11 @@ static void test_added_tokens(void **state)
     check_tokens(ADDED(",\"lstrip\":true,\"rstrip\":true"), "<x>  <x>b", "<x>|<x>|b");
     check_tokens(ADDED(",\"single_word\":true"), "a<x> <x>.", "a|?|?|?| |<x>|.");
     /* Found in the normalized text only where it is marked so. */
-    check_tokens(NORM("{\"type\":\"Lowercase\"}")
-                 "\"added_tokens\":[{\"id\":13,\"content\":\"<X>\",\"normalized\":true}],",
+    check_tokens(NORM("{\"type\":\"Lowercase\"}") "\"added_tokens\":[{\"id\":13,\"content\":\"<X>"
+                                                  "\",\"normalized\":true}],",
                  "a<x>b<X>", "a|<X>|b|<X>");
-    check_tokens(NORM("{\"type\":\"Lowercase\"}")
-                 "\"added_tokens\":[{\"id\":13,\"content\":\"<X>\",\"normalized\":false}],",
+    check_tokens(NORM("{\"type\":\"Lowercase\"}") "\"added_tokens\":[{\"id\":13,\"content\":\"<X>"
+                                                  "\",\"normalized\":false}],",
                  "a<x>b<X>", "a|?|?|?|b|<X>");
 }
 
@@ -308,8 +311,9 @@ static void test_refused(void **state)
     check_refused("\"decoder\":{},", "decoder.type");
     check_refused("\"post_processor\":{\"type\":\"Odd\"},", "Odd");
     check_refused(SPLIT("Sideways", "false"), "Sideways");
-    check_refused(PRE("{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(\"},\"behavior\":\"Removed\"}"),
-                  "not valid");
+    check_refused(
+        PRE("{\"type\":\"Split\",\"pattern\":{\"Regex\":\"(\"},\"behavior\":\"Removed\"}"),
+        "not valid");
     check_refused(PRE("{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[a&&b]\"},\"behavior\":"
                       "\"Removed\"}"),
                   "&&");
@@ -373,10 +377,10 @@ static void test_config(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden),       cmocka_unit_test(test_invalid_utf8),
-        cmocka_unit_test(test_raw_parts),    cmocka_unit_test(test_look_up),
-        cmocka_unit_test(test_parts),        cmocka_unit_test(test_added_tokens),
-        cmocka_unit_test(test_refused),      cmocka_unit_test(test_bad_files),
+        cmocka_unit_test(test_golden),    cmocka_unit_test(test_invalid_utf8),
+        cmocka_unit_test(test_raw_parts), cmocka_unit_test(test_look_up),
+        cmocka_unit_test(test_parts),     cmocka_unit_test(test_added_tokens),
+        cmocka_unit_test(test_refused),   cmocka_unit_test(test_bad_files),
         cmocka_unit_test(test_config),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -133,8 +133,8 @@ static void test_damaged(void **state)
         long at;
         const char *word;
     } cases[] = {
-        {0, "FSDPTOKS"}, {8, "version"},       {12, "hash"},        {16, "hash"},
-        {24, "hash"},    {48, "hash"},         {56, "hash"},        {-1, "cut short"},
+        {0, "FSDPTOKS"},   {8, "version"},       {12, "hash"},          {16, "hash"},
+        {24, "hash"},      {48, "hash"},         {56, "hash"},          {-1, "cut short"},
         {-8, "cut short"}, {-9000, "cut short"}, {-10056, "cut short"},
     };
     (void)state;

@@ -120,6 +120,8 @@ fsdp_tensor *fsdp__apply(fsdp__opcall *c)
     if (fsdp_grad_enabled())
         for (int k = 0; k < c->n_in; k++)
             want = want || fsdp_requires_grad(c->in[k]);
+    /* Integers carry no gradient: a cast to one ends the graph. */
+    if (c->op == FSDP__OP_cast && !fsdp_dtype_is_floating((fsdp_dtype)c->i[0])) want = false;
     c->grad = want;
     /* Inner scope: temporaries of the kernel and the statistics, unless saved, end here. */
     fsdp_scope *scope = fsdp_scope_begin();
@@ -132,5 +134,5 @@ fsdp_tensor *fsdp__apply(fsdp__opcall *c)
         for (int k = 0; k < c->n_out; k++)
             fsdp_scope_keep(c->out[k]);
     fsdp_scope_end(scope);
-    return s == FSDP_OK ? c->out[0] : NULL;
+    return s == FSDP_OK && !fsdp_error() ? c->out[0] : NULL;
 }

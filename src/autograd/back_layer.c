@@ -69,52 +69,74 @@ fsdp_status fsdp__back_embedding(fsdp__node *n, fsdp_tensor **gout)
     return FSDP_OK;
 }
 
-/* Places of inputs 0..count-1, NULL where not wanted. */
-static fsdp_status places(fsdp__node *n, int count, fsdp_tensor **d, int *add)
+fsdp_status fsdp__places_begin(fsdp__node *n, int count, fsdp__places *p)
 {
+    memset(p, 0, sizeof *p);
     for (int k = 0; k < count; k++) {
-        d[k] = NULL;
-        add[k] = 0;
-        if (fsdp__grad_wanted(n, k) && !(d[k] = fsdp__grad_out(n, k, &add[k]))) return fsdp_error();
+        p->t[k] = n->in[k].meta.dtype;
+        if (!fsdp__grad_wanted(n, k)) continue;
+        if (!(p->d[k] = fsdp__grad_out(n, k, &p->add[k]))) return fsdp_error();
+        p->t[k] = p->d[k]->dtype;
+        for (int j = 0; j < k && !p->home[k]; j++)
+            if (p->d[j] == p->d[k]) p->home[k] = p->d[k];
+        if (!p->home[k]) continue;
+        p->add[k] = 0;
+        p->d[k] = fsdp__tensor_create(p->t[k], p->home[k]->ndim, p->home[k]->size, FSDP_CPU);
+        if (!p->d[k]) return fsdp_error();
     }
     return FSDP_OK;
 }
 
-static fsdp_dtype dtype_of(const fsdp_tensor *t, fsdp_dtype otherwise)
+fsdp_status fsdp__places_end(const fsdp__places *p)
 {
-    return t ? t->dtype : otherwise;
+    for (int k = 0; k < FSDP__PLACES; k++)
+        if (p->home[k]) FSDP_TRY(fsdp_accumulate_(p->home[k], p->d[k]));
+    return FSDP_OK;
+}
+
+/* What was saved under k, contiguous; NULL without an error if nothing was. */
+static fsdp_tensor *saved_dense(fsdp__node *n, int k)
+{
+    fsdp_tensor *t = fsdp__node_saved(n, k);
+    return t ? fsdp__dense(t) : NULL;
 }
 
 fsdp_status fsdp__back_rms_norm(fsdp__node *n, fsdp_tensor **gout)
 {
     FSDP__SAVED_DENSE(x, 0);
     FSDP__SAVED(rstd, FSDP__SAVED_OUT + 1);
-    fsdp_tensor *w = fsdp__node_saved(n, 1), *g = fsdp__dense(gout[0]), *d[2];
+    fsdp_tensor *w = saved_dense(n, 1), *g = fsdp__dense(gout[0]);
     if (!g || fsdp_error()) return fsdp_error();
-    int add[2];
-    FSDP_TRY(places(n, 2, d, add));
-    fsdp__k_rms_norm_backward(fsdp_data(x), fsdp_data(w), x->dtype, fsdp__rows(x),
-                              x->size[x->ndim - 1], fsdp_data(rstd), fsdp_data(g), fsdp_data(d[0]),
-                              dtype_of(d[0], x->dtype), add[0], fsdp_data(d[1]),
-                              dtype_of(d[1], x->dtype), add[1]);
-    return FSDP_OK;
+    fsdp__places p;
+    FSDP_TRY(fsdp__places_begin(n, 2, &p));
+    fsdp__k_rms_norm_backward(
+        fsdp_data(x), fsdp_data(w), x->dtype, fsdp__rows(x), x->size[x->ndim - 1], fsdp_data(rstd),
+        fsdp_data(g), fsdp_data(p.d[0]), p.t[0], p.add[0], fsdp_data(p.d[1]), p.t[1], p.add[1]);
+    return fsdp__places_end(&p);
 }
 
 fsdp_status fsdp__back_layer_norm(fsdp__node *n, fsdp_tensor **gout)
 {
+    if (!fsdp__grad_wanted(n, 0) && !fsdp__grad_wanted(n, 1)) { /* the bias alone: x is not kept */
+        fsdp_tensor *dy = fsdp__dense(gout[0]);
+        if (!dy) return fsdp_error();
+        FSDP__PLACE(db, add, 2);
+        fsdp__k_column_sum(fsdp_data(dy), dy->dtype, fsdp__rows(dy), dy->size[dy->ndim - 1],
+                           fsdp_data(db), db->dtype, add);
+        return FSDP_OK;
+    }
     FSDP__SAVED_DENSE(x, 0);
     FSDP__SAVED(mean, FSDP__SAVED_OUT + 1);
     FSDP__SAVED(rstd, FSDP__SAVED_OUT + 2);
-    fsdp_tensor *w = fsdp__node_saved(n, 1), *g = fsdp__dense(gout[0]), *d[3];
+    fsdp_tensor *w = saved_dense(n, 1), *g = fsdp__dense(gout[0]);
     if (!g || fsdp_error()) return fsdp_error();
-    int add[3];
-    FSDP_TRY(places(n, 3, d, add));
-    fsdp__k_layer_norm_backward(fsdp_data(x), fsdp_data(w), x->dtype, fsdp__rows(x),
-                                x->size[x->ndim - 1], fsdp_data(mean), fsdp_data(rstd),
-                                fsdp_data(g), fsdp_data(d[0]), dtype_of(d[0], x->dtype), add[0],
-                                fsdp_data(d[1]), dtype_of(d[1], x->dtype), add[1], fsdp_data(d[2]),
-                                dtype_of(d[2], x->dtype), add[2]);
-    return FSDP_OK;
+    fsdp__places p;
+    FSDP_TRY(fsdp__places_begin(n, 3, &p));
+    fsdp__k_layer_norm_backward(
+        fsdp_data(x), fsdp_data(w), x->dtype, fsdp__rows(x), x->size[x->ndim - 1], fsdp_data(mean),
+        fsdp_data(rstd), fsdp_data(g), fsdp_data(p.d[0]), p.t[0], p.add[0], fsdp_data(p.d[1]),
+        p.t[1], p.add[1], fsdp_data(p.d[2]), p.t[2], p.add[2]);
+    return fsdp__places_end(&p);
 }
 
 fsdp_status fsdp__back_softmax(fsdp__node *n, fsdp_tensor **gout)

@@ -83,18 +83,16 @@ fsdp_status fsdp__back_head_cross_entropy(fsdp__node *n, fsdp_tensor **gout)
     FSDP__SAVED_DENSE(w, 1);
     FSDP__SAVED_DENSE(target, 3);
     FSDP__SAVED(stat, FSDP__SAVED_OUT + 1);
-    fsdp_tensor *b = fsdp__node_saved(n, 2), *d[3];
-    if (fsdp_error()) return fsdp_error();
-    int add[3] = {0, 0, 0};
-    for (int k = 0; k < 3; k++) {
-        d[k] = NULL;
-        if (fsdp__grad_wanted(n, k) && !(d[k] = fsdp__grad_out(n, k, &add[k]))) return fsdp_error();
-    }
-    return fsdp__k_head_loss_backward(
-        fsdp_data(x), fsdp_data(w), fsdp_data(b), x->dtype, fsdp__rows(x), w->size[1], w->size[0],
-        fsdp_data(target), n->i[0], fsdp_data(stat), row_factor(n, gout[0]), fsdp_data(d[0]),
-        d[0] ? d[0]->dtype : x->dtype, add[0], fsdp_data(d[1]), d[1] ? d[1]->dtype : x->dtype,
-        add[1], fsdp_data(d[2]), d[2] ? d[2]->dtype : x->dtype, add[2]);
+    fsdp_tensor *b = fsdp__node_saved(n, 2);
+    if (fsdp_error() || (b && !(b = fsdp__dense(b)))) return fsdp_error();
+    fsdp__places p;
+    FSDP_TRY(fsdp__places_begin(n, 3, &p));
+    FSDP_TRY(fsdp__k_head_loss_backward(fsdp_data(x), fsdp_data(w), fsdp_data(b), x->dtype,
+                                        fsdp__rows(x), w->size[1], w->size[0], fsdp_data(target),
+                                        n->i[0], fsdp_data(stat), row_factor(n, gout[0]),
+                                        fsdp_data(p.d[0]), p.t[0], p.add[0], fsdp_data(p.d[1]),
+                                        p.t[1], p.add[1], fsdp_data(p.d[2]), p.t[2], p.add[2]));
+    return fsdp__places_end(&p);
 }
 
 fsdp_status fsdp__back_mse_loss(fsdp__node *n, fsdp_tensor **gout)

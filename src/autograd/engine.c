@@ -146,6 +146,20 @@ static fsdp_status count_edges(fsdp__node *root, uint64_t mark, ready_heap *list
 
 /* ---- running -------------------------------------------------------------------------- */
 
+static fsdp_status other_sizes(const char *name, const fsdp_tensor *g, const fsdp_tensor *was)
+{
+    fsdp__str a = {0}, b = {0};
+    fsdp__shape_text(g->ndim, g->size, &a);
+    fsdp__shape_text(was->ndim, was->size, &b);
+    fsdp__fail(FSDP_INVALID_SHAPE,
+               "a gradient hook on the output of %s returned %s; expected %s, the sizes of the "
+               "gradient that it was given",
+               name, fsdp__str_get(&a), fsdp__str_get(&b));
+    fsdp__str_free(&a);
+    fsdp__str_free(&b);
+    return fsdp_error();
+}
+
 static fsdp_status run_hooks(fsdp__node *n)
 {
     for (int64_t i = 0; i < n->n_hooks; i++) {
@@ -154,6 +168,7 @@ static fsdp_status run_hooks(fsdp__node *n)
         fsdp_tensor *g = n->hooks[i].fn(n->hooks[i].arg, slot->g);
         if (fsdp_error()) return fsdp_error();
         if (!g || g == slot->g) continue;
+        if (!fsdp__same_sizes(g, slot->g)) return other_sizes(n->name, g, slot->g);
         fsdp_retain(g);
         fsdp_release(slot->g);
         slot->g = g;
@@ -166,7 +181,7 @@ static fsdp_status run_leaf(fsdp__node *n)
 {
     if (!n->leaf) return FSDP_OK;
     fsdp__autograd *ag = n->leaf->ag;
-    if (n->slot[0].g) { /* the leaf has hooks: its gradient waited for them */
+    if (n->slot[0].g) { /* the leaf has hooks, or is where backward began */
         FSDP_TRY(run_hooks(n));
         int add;
         fsdp_tensor *place = leaf_place(n->leaf, &add);
@@ -243,6 +258,10 @@ static fsdp_status check_start(fsdp_tensor *t, const fsdp_tensor *grad, fsdp__gr
     if (g->running)
         return fsdp__fail(FSDP_INVALID_STATE, "a backward inside a backward: gradients of "
                                               "gradients are not offered");
+    if (t->st->device == FSDP_META)
+        return fsdp__fail(FSDP_UNSUPPORTED, "backward of a tensor on the meta device: it has a "
+                                            "shape and no values; give the model memory with "
+                                            "fsdp_to_empty first");
     if (!fsdp_requires_grad(t))
         return fsdp__fail(FSDP_INVALID_STATE, "backward: nothing that this tensor was made from "
                                               "requires a gradient");
@@ -259,15 +278,6 @@ static fsdp_status check_start(fsdp_tensor *t, const fsdp_tensor *grad, fsdp__gr
     return FSDP_OK;
 }
 
-/* Backward straight into a leaf: there is no graph. */
-static fsdp_status into_leaf(fsdp_tensor *t, fsdp_tensor *grad)
-{
-    int add;
-    fsdp_tensor *place = leaf_place(t, &add);
-    if (!place) return fsdp_error();
-    return add ? fsdp_accumulate_(place, grad) : fsdp_copy_(place, grad);
-}
-
 fsdp_status fsdp_backward_from(fsdp_tensor *t, fsdp_tensor *grad, int retain_graph)
 {
     if (fsdp_error()) return fsdp_error();
@@ -275,9 +285,9 @@ fsdp_status fsdp_backward_from(fsdp_tensor *t, fsdp_tensor *grad, int retain_gra
     fsdp__grad_state *g = fsdp__grad_state_get();
     if (!g) return fsdp_error();
     FSDP_TRY(check_start(t, grad, g));
-    if (t->ag->is_leaf) return into_leaf(t, grad);
     ready_heap ready = {0}, list = {0};
-    fsdp__node *root = t->ag->node;
+    fsdp__node *root = fsdp__node_of(t);
+    if (!root) return fsdp_error();
     g->running = true;
     g->no_grad++;
     fsdp_status s = count_edges(root, ++g->mark, &list);

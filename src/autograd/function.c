@@ -9,7 +9,7 @@
 #include "base/memory.h"
 
 struct fsdp_function_context {
-    const fsdp_function *f;
+    fsdp_function f; /* a copy: the caller's may be gone by the backward */
     void *arg;
     fsdp__node *node; /* borrowed: the node owns the context */
     int n_saved;
@@ -20,14 +20,14 @@ struct fsdp_function_context {
 static void free_context(void *p)
 {
     fsdp_function_context *c = p;
-    if (c->f->drop) c->f->drop(c->arg);
+    if (c->f.drop) c->f.drop(c->arg);
     free(c);
 }
 
 fsdp_status fsdp_function_save(fsdp_function_context *c, fsdp_tensor *t)
 {
     if (c->n_saved == FSDP__SAVED_MAX)
-        return fsdp__fail(FSDP_INVALID_ARGUMENT, "%s: saves more than %d tensors", c->f->name,
+        return fsdp__fail(FSDP_INVALID_ARGUMENT, "%s: saves more than %d tensors", c->f.name,
                           FSDP__SAVED_MAX);
     int k = c->n_saved++;
     return c->building ? fsdp__node_save(c->node, k, t) : FSDP_OK;
@@ -52,8 +52,10 @@ static fsdp_status run_backward(fsdp__node *n, fsdp_tensor **gout)
 {
     fsdp_function_context *c = n->extra;
     fsdp_tensor *gin[FSDP_CUSTOM_MAX] = {NULL};
-    FSDP_TRY(c->f->backward(c, gout, c->n_out, gin, c->n_in));
+    fsdp_status s = c->f.backward(c, gout, c->n_out, gin, c->n_in);
     if (fsdp_error()) return fsdp_error();
+    if (s != FSDP_OK)
+        return fsdp__fail(s, "%s: its backward failed: %s", n->name, fsdp_status_name(s));
     for (int k = 0; k < c->n_in; k++) {
         if (!gin[k] || !fsdp__grad_wanted(n, k)) continue;
         const fsdp__meta *m = &n->in[k].meta;
@@ -82,7 +84,7 @@ fsdp_status fsdp_function_apply(const fsdp_function *f, void *arg, fsdp_tensor *
         free(c);
         return fsdp_error();
     }
-    *c = (fsdp_function_context){.f = f, .arg = arg, .node = n, .n_in = n_in, .n_out = n_out};
+    *c = (fsdp_function_context){.f = *f, .arg = arg, .node = n, .n_in = n_in, .n_out = n_out};
     n->extra = c;
     n->extra_free = free_context;
     if (n_in > FSDP_CUSTOM_MAX || n_out > FSDP_CUSTOM_MAX)
@@ -96,10 +98,15 @@ fsdp_status fsdp_function_apply(const fsdp_function *f, void *arg, fsdp_tensor *
     fsdp_no_grad_begin();
     s = f->forward(c, in, n_in, out, n_out);
     fsdp_no_grad_end();
+    if (s != FSDP_OK && !fsdp_error())
+        fsdp__fail(s, "%s: its forward failed: %s", f->name, fsdp_status_name(s));
     if (s == FSDP_OK) s = fsdp_error();
     for (int k = 0; k < n_out && s == FSDP_OK && c->building; k++) {
         if (!out[k] || !fsdp_dtype_is_floating(out[k]->dtype)) continue;
-        if (out[k]->ag && out[k]->ag->node) /* an input handed through: a twin is the output */
+        bool again = out[k]->ag && out[k]->ag->node;
+        for (int j = 0; j < n_in && !again; j++)
+            again = out[k] == in[j];
+        if (again) /* an input handed through: a twin is the output */
             out[k] = fsdp_detach(out[k]);
         s = out[k] ? fsdp__node_output(n, k, out[k]) : fsdp_error();
     }

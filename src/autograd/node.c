@@ -104,9 +104,10 @@ void fsdp__node_release(fsdp__node *n)
     }
 }
 
-/* The leaf's node: made on first use, so that it is one for all graphs. */
-static fsdp__node *leaf_node(fsdp_tensor *t, fsdp__autograd *ag)
+/* A leaf's node is made on first use, so that it is one for all graphs. */
+fsdp__node *fsdp__node_of(fsdp_tensor *t)
 {
+    fsdp__autograd *ag = t->ag;
     if (ag->node) return ag->node;
     fsdp__node *n = fsdp__node_create("accumulate", NULL);
     if (!n) return NULL;
@@ -127,11 +128,10 @@ fsdp_status fsdp__node_input(fsdp__node *n, int k, fsdp_tensor *t)
     e->meta.ndim = t->ndim;
     memcpy(e->meta.size, t->size, sizeof e->meta.size);
     if (!fsdp_requires_grad(t)) return FSDP_OK;
-    fsdp__autograd *ag = t->ag;
-    fsdp__node *from = ag->is_leaf ? leaf_node(t, ag) : ag->node;
+    fsdp__node *from = fsdp__node_of(t);
     if (!from) return fsdp_error();
     e->node = fsdp__node_retain(from);
-    e->index = ag->index;
+    e->index = t->ag->index;
     return FSDP_OK;
 }
 
@@ -159,7 +159,9 @@ fsdp_status fsdp__node_save(fsdp__node *n, int k, fsdp_tensor *t)
     s->shard_version = t->st->shard_version;
     if (g->n_saved_hooks > 0) {
         s->hooks = g->saved_hooks[g->n_saved_hooks - 1];
-        s->packed = s->hooks.pack(s->hooks.arg, t);
+        /* Without history: what a hook keeps must not hold the graph that holds it. */
+        fsdp_tensor *twin = fsdp_detach(t);
+        s->packed = twin ? s->hooks.pack(s->hooks.arg, twin) : NULL;
         if (s->packed) return FSDP_OK;
         memset(s, 0, sizeof *s);
         return fsdp_error() ? fsdp_error()

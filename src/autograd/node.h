@@ -112,6 +112,8 @@ fsdp__autograd *fsdp__autograd_of(fsdp_tensor *t); /* made on first use; NULL: e
 fsdp__node *fsdp__node_create(const char *name, fsdp__backward_fn fn);
 fsdp__node *fsdp__node_retain(fsdp__node *n);
 void fsdp__node_release(fsdp__node *n);
+/* Who made t, which requires a gradient; a leaf's accumulate node. Borrowed; NULL: error kept. */
+fsdp__node *fsdp__node_of(fsdp_tensor *t);
 /* Input k is t: the edge to who made it, if it needs a gradient. */
 fsdp_status fsdp__node_input(fsdp__node *n, int k, fsdp_tensor *t);
 /* Output k of n is t. */

@@ -44,12 +44,30 @@ fsdp_tensor *fsdp_grad(const fsdp_tensor *t)
     return t && t->ag ? t->ag->grad : NULL;
 }
 
+static fsdp_status differing(const fsdp_tensor *t, const fsdp_tensor *g)
+{
+    fsdp__str a = {0}, b = {0};
+    fsdp__describe(t, &a);
+    fsdp__describe(g, &b);
+    fsdp__fail(FSDP_INVALID_SHAPE,
+               "fsdp_set_grad: the gradient is %s, the tensor %s; sizes must "
+               "be equal",
+               fsdp__str_get(&b), fsdp__str_get(&a));
+    fsdp__str_free(&a);
+    fsdp__str_free(&b);
+    return fsdp_error();
+}
+
 fsdp_status fsdp_set_grad(fsdp_tensor *t, fsdp_tensor *g)
 {
     if (!t) return fsdp_error() ? fsdp_error() : FSDP_INVALID_ARGUMENT;
     if (!g && !t->ag) return FSDP_OK;
-    if (g && !fsdp__same_sizes(t, g))
-        return fsdp__fail(FSDP_INVALID_SHAPE, "fsdp_set_grad: sizes of gradient and tensor differ");
+    if (g && !fsdp__same_sizes(t, g)) return differing(t, g);
+    if (g && (!fsdp_dtype_is_floating(g->dtype) || !fsdp__tensor_dense(g)))
+        return fsdp__fail(FSDP_INVALID_ARGUMENT,
+                          "fsdp_set_grad: the gradient is %s and %scontiguous; expected a floating "
+                          "dtype and contiguous elements (fsdp_contiguous): backward adds to it",
+                          fsdp_dtype_name(g->dtype), fsdp__tensor_dense(g) ? "" : "not ");
     fsdp__autograd *ag = fsdp__autograd_of(t);
     if (!ag) return fsdp_error();
     if (!ag->is_leaf)
@@ -84,15 +102,8 @@ fsdp_status fsdp_register_hook(fsdp_tensor *t, fsdp_grad_hook fn, void *arg)
     if (!fsdp_requires_grad(t))
         return fsdp__fail(FSDP_INVALID_STATE,
                           "fsdp_register_hook: the tensor requires no gradient");
-    fsdp__node *n = t->ag->node;
-    if (!n) { /* a leaf that no op has used: its node is made by the first use */
-        fsdp__node *probe = fsdp__node_create("probe", NULL);
-        if (!probe) return fsdp_error();
-        fsdp_status s = fsdp__node_input(probe, 0, t);
-        fsdp__node_release(probe);
-        FSDP_TRY(s);
-        n = t->ag->node;
-    }
+    fsdp__node *n = fsdp__node_of(t);
+    if (!n) return fsdp_error();
     FSDP_TRY(FSDP__GROW(n->hooks, n->cap_hooks, n->n_hooks + 1, "gradient hooks"));
     n->hooks[n->n_hooks++] = (fsdp__hook){t->ag->index, fn, arg};
     return FSDP_OK;

@@ -91,6 +91,13 @@ void fsdp__layout_attach(fsdp_tensor *t, fsdp__layout *l)
     t->dist = &l->base;
 }
 
+void fsdp__layout_share(fsdp_tensor *to, const fsdp_tensor *from)
+{
+    if (!from->dist || to->dist) return;
+    from->dist->refs++;
+    to->dist = from->dist;
+}
+
 const fsdp__layout *fsdp__layout_of(const fsdp_tensor *t)
 {
     return t && t->dist && t->dist->ops == &layout_ops ? (const fsdp__layout *)t->dist : NULL;

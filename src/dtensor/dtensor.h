@@ -28,6 +28,8 @@ fsdp__layout *fsdp__layout_create(fsdp_mesh *mesh, const fsdp_placement *place, 
                                   const int64_t *sizes);
 /* Makes t the local part of a distributed tensor; takes over the reference. */
 void fsdp__layout_attach(fsdp_tensor *t, fsdp__layout *l);
+/* to becomes a part of a tensor that is cut as `from` is: a gradient, an optimizer's state. */
+void fsdp__layout_share(fsdp_tensor *to, const fsdp_tensor *from);
 /* NULL if t is not one. */
 const fsdp__layout *fsdp__layout_of(const fsdp_tensor *t);
 /* The mesh axis that cuts t, or -1. */

@@ -289,7 +289,10 @@ static void drop_all(fsdp__unit *u, double v)
     (void)v;
     if (u->reduce) fsdp_work_wait(u->reduce);
     u->reduce = NULL;
-    if (u->tree) u->tree->reducing = NULL;
+    bool reducing = u->tree && u->tree->reducing == u;
+    for (int i = 0; reducing && i < u->n_params; i++)
+        if (u->params[i].fresh_shard_grad) fsdp_set_grad(u->params[i].sharded, NULL);
+    if (reducing) u->tree->reducing = NULL;
     fsdp__unit_drop_grads(u);
     fsdp__unit_reshard(u);
     u->pre_backward = u->post_backward = false;
@@ -364,7 +367,9 @@ fsdp_status fsdp_reset_iteration(fsdp_module *m)
 {
     if (!m) return FSDP_INVALID_ARGUMENT;
     fsdp_error_clear();
-    each_unit(m, 1, drop_all, 0.0);
+    each_unit(m, 1, drop_all, 0.0); /* waits for unfinished work end with the abort's text */
+    fsdp_error_clear();
+    FSDP_TRY(fsdp__comm_reset());
     fsdp__unit *u = fsdp__unit_of(m);
     if (u && u->tree) {
         fsdp__tree *t = u->tree;

@@ -89,6 +89,9 @@ static fsdp_status cast_all(fsdp_values *v, fsdp_dtype t)
     return FSDP_OK;
 }
 
+_Static_assert(FSDP_VALUES_MAX <= FSDP__OP_MAX_IN && FSDP_VALUES_MAX <= FSDP_CUSTOM_MAX,
+               "a node has an edge and a slot for each input of a module");
+
 /* All inputs that need a gradient pass through one node. */
 static fsdp_status pass_inputs(fsdp__unit *u, fsdp_values *in)
 {
@@ -103,10 +106,6 @@ static fsdp_status pass_inputs(fsdp__unit *u, fsdp_values *in)
     fsdp_status s = FSDP_OK;
     for (int k = 0, j = 0; k < in->n; k++) {
         if (!fsdp_requires_grad(in->t[k])) continue;
-        if (j == FSDP__OP_MAX_OUT)
-            FSDP_GO(fsdp__fail(FSDP_UNSUPPORTED,
-                               "module \"%s\" takes more than %d inputs that need a gradient",
-                               u->name, FSDP__OP_MAX_OUT));
         FSDP_GO(fsdp__node_input(n, j, in->t[k]));
         fsdp_tensor *twin = fsdp_detach(in->t[k]);
         FSDP_GO(twin ? fsdp__node_output(n, j, twin) : fsdp_error());
@@ -154,8 +153,9 @@ static fsdp_status post_forward(void *arg, fsdp_module *m, const fsdp_values *in
 
 fsdp_status fsdp__hooks_install(fsdp__unit *u)
 {
-    if (fsdp_register_forward_pre_hook(u->module, pre_forward, u, 1) < 0 ||
-        fsdp_register_forward_hook(u->module, post_forward, u, 0) < 0)
-        return fsdp_error() ? fsdp_error() : FSDP_INTERNAL;
-    return FSDP_OK;
+    int pre = fsdp_register_forward_pre_hook(u->module, pre_forward, u, 1);
+    if (pre < 0) return fsdp_error();
+    if (fsdp_register_forward_hook(u->module, post_forward, u, 0) >= 0) return FSDP_OK;
+    fsdp_remove_hook(u->module, pre);
+    return fsdp_error();
 }

@@ -53,6 +53,7 @@ static fsdp_tensor *shard_grad(fsdp__unit *u, fsdp__fparam *p)
     fsdp__allocator *home = u->R > 1 ? fsdp__comm_allocator(u->replicate) : NULL;
     g = fsdp__tensor_alloc(p->sharded->dtype, p->sharded->ndim, p->sharded->size, FSDP_GRADIENTS,
                            home, p->param->name);
+    if (g) fsdp__layout_share(g, p->sharded);
     if (g && fsdp_set_grad(p->sharded, g) != FSDP_OK) g = NULL;
     fsdp_scope_end(scope);
     return g ? fsdp_grad(p->sharded) : NULL;
@@ -68,24 +69,6 @@ static double divisor(const fsdp__unit *u)
 static bool trainable(const fsdp__fparam *p)
 {
     return p->param->requires_grad;
-}
-
-/* One rank: the whole gradient becomes the shard's, or is added to it. */
-static fsdp_status reduce_alone(fsdp__unit *u)
-{
-    double f = 1.0 / divisor(u);
-    for (int i = 0; i < u->n_params; i++) {
-        fsdp__fparam *p = &u->params[i];
-        if (!p->got_grad) continue;
-        fsdp_tensor *g = shard_grad(u, p);
-        if (!g) return fsdp_error();
-        int64_t n = fsdp_numel(g), stride = 1;
-        fsdp__k_sum(1, &n, fsdp_data(p->grad), &stride, p->grad->dtype, &n, f, fsdp_data(g),
-                    g->dtype, !p->fresh_shard_grad);
-        fsdp_touch(g);
-    }
-    fsdp__unit_drop_grads(u);
-    return FSDP_OK;
 }
 
 static fsdp_status issue(fsdp__unit *u)
@@ -133,20 +116,6 @@ static fsdp_status issue(fsdp__unit *u)
                                     u->R > 1 ? 1.0f : scale, accumulate, &u->reduce);
 }
 
-fsdp_status fsdp__unit_post_backward(fsdp__unit *u)
-{
-    bool any = false;
-    for (int i = 0; i < u->n_params; i++)
-        any = any || u->params[i].got_grad;
-    u->post_backward = true;
-    fsdp__event(u, FSDP_EVENT_POST_BACKWARD);
-    FSDP_TRY(fsdp__unit_reshard(u));
-    if (!u->sync || (!any && !u->pre_backward)) return FSDP_OK;
-    if (u->S * u->R == 1) return reduce_alone(u);
-    FSDP_TRY(fsdp__tree_finish_reduce(u->tree));
-    return issue(u);
-}
-
 /* ---- finishing ---------------------------------------------------------------------- */
 
 /* Across replicas, after the sum inside the shard group. */
@@ -179,6 +148,7 @@ static fsdp_status adopt_whole(fsdp__unit *u, fsdp__fparam *p)
     if (!g && p->grad->dtype == p->sharded->dtype) {
         fsdp_scope *scope = fsdp_scope_begin();
         fsdp_tensor *whole = p->grad;
+        fsdp__layout_share(whole, p->sharded);
         fsdp_status s = scope ? fsdp_set_grad(p->sharded, whole) : fsdp_error();
         /* A new empty storage for the next backward. */
         fsdp__storage *st = fsdp__storage_create(FSDP_CPU, whole->st->bytes, FSDP_GRADIENTS);
@@ -202,6 +172,22 @@ static fsdp_status adopt_whole(fsdp__unit *u, fsdp__fparam *p)
     g = shard_grad(u, p);
     if (!g) return fsdp_error();
     return p->fresh_shard_grad ? fsdp_copy_(g, p->grad) : fsdp_accumulate_(g, p->grad);
+}
+
+/* One rank: the whole gradient becomes the shard's, or is added to it. */
+static fsdp_status reduce_alone(fsdp__unit *u)
+{
+    double f = 1.0 / divisor(u);
+    for (int i = 0; i < u->n_params; i++) {
+        fsdp__fparam *p = &u->params[i];
+        if (!p->got_grad) continue;
+        if (f != 1.0)
+            fsdp__k_unary(FSDP__UNARY_scale, fsdp_data(p->grad), p->grad->dtype,
+                          fsdp_numel(p->grad), f, fsdp_data(p->grad));
+        FSDP_TRY(adopt_whole(u, p));
+    }
+    fsdp__unit_drop_grads(u);
+    return FSDP_OK;
 }
 
 /* Hybrid: what was set aside comes back, with the new sum added. */
@@ -241,4 +227,19 @@ fsdp_status fsdp__tree_finish_reduce(fsdp__tree *t)
     }
     fsdp__unit_drop_grads(u);
     return s;
+}
+
+fsdp_status fsdp__unit_post_backward(fsdp__unit *u)
+{
+    bool any = false;
+    for (int i = 0; i < u->n_params; i++)
+        any = any || u->params[i].got_grad;
+    u->post_backward = true;
+    FSDP_TRY(fsdp__unit_reshard(u));
+    if (u->sync && (any || u->pre_backward)) {
+        if (u->S * u->R > 1) FSDP_TRY(fsdp__tree_finish_reduce(u->tree));
+        FSDP_TRY(u->S * u->R == 1 ? reduce_alone(u) : issue(u));
+    }
+    fsdp__event(u, FSDP_EVENT_POST_BACKWARD);
+    return FSDP_OK;
 }

@@ -176,6 +176,7 @@ void fsdp__unit_free(void *arg)
 {
     fsdp__unit *u = arg;
     if (u->reduce) fsdp_work_wait(u->reduce);
+    if (u->tree) u->tree->event = NULL; /* who listens may be gone */
     fsdp__unit_reshard(u);
     for (int i = 0; i < u->n_params; i++) {
         fsdp__fparam *p = &u->params[i];

@@ -9,7 +9,7 @@
 #include "base/rng.h"
 #include "nn/module.h"
 
-/* Random ops inside draw by the module's path and how often it ran this step. */
+/* Random ops inside draw by the module's path and how often it ran in this microbatch. */
 static void enter_random(fsdp_module *m, fsdp__random *r)
 {
     struct fsdp__module *in = m->in;
@@ -19,8 +19,8 @@ static void enter_random(fsdp_module *m, fsdp__random *r)
         in->path = fsdp__rng_mix_str(fsdp__rng_key(1), fsdp__str_get(&s));
         fsdp__str_free(&s);
     }
-    if (in->calls_step != r->step) {
-        in->calls_step = r->step;
+    if (in->round != r->round) {
+        in->round = r->round;
         in->calls = 0;
     }
     r->path = fsdp__rng_mix(in->path, in->calls++);

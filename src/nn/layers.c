@@ -163,12 +163,13 @@ fsdp_module *fsdp_dropout_create(double p)
 
 static fsdp_tensor *sequential_forward(fsdp_module *self, fsdp_tensor *x)
 {
+    const fsdp_tensor *given = x;
     for (int i = 0; i < fsdp_module_child_count(self); i++) {
         fsdp_tensor *y = fsdp_call(fsdp_module_child(self, i), x);
-        if (i > 0 && y != x)
+        if (x != given)
             fsdp_set(&x, y); /* the activation in between is not ours to keep */
         else
-            x = y;
+            x = y; /* the input is the caller's */
     }
     return x;
 }

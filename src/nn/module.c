@@ -271,21 +271,24 @@ void fsdp_param_list_free(fsdp_param_list *l)
     *l = (fsdp_param_list){0};
 }
 
-fsdp_status fsdp__module_name_params(fsdp_module *root)
+fsdp_status fsdp__module_name_params(fsdp_module *m)
 {
     fsdp_param_list l;
-    FSDP_TRY(fsdp_module_params(root, &l));
+    while (m && m->in->parent)
+        m = m->in->parent;
+    FSDP_TRY(fsdp_module_params(m, &l));
     fsdp_status s = FSDP_OK;
     for (int64_t i = 0; i < l.count && s == FSDP_OK; i++) {
         fsdp_param *p = l.items[i].param;
         if (p->name && !strcmp(p->name, l.items[i].name)) continue;
         char *name = fsdp__strdup(l.items[i].name);
-        if (!name) {
+        if (!name || FSDP__GROW(p->old_names, p->cap_old, p->n_old + 1, "parameters") != FSDP_OK) {
+            free(name);
             s = fsdp_error();
             break;
         }
-        if (p->t && p->t->st->owner == p->name) p->t->st->owner = name;
-        free(p->name);
+        if (p->t->st->owner == p->name) p->t->st->owner = name;
+        if (p->name) p->old_names[p->n_old++] = p->name;
         p->name = name;
     }
     fsdp_param_list_free(&l);

@@ -20,6 +20,8 @@ struct fsdp_param {
     fsdp_init_rule init;
     bool requires_grad;
     char *name;       /* dotted, from the root; set by fsdp__module_name_params */
+    char **old_names; /* storages and messages may still point to them */
+    int64_t n_old, cap_old;
     const char *unit; /* the unit that shards it; NULL: none. Owned by the unit */
     void *shard;      /* fsdp's part; not owned */
 };
@@ -51,8 +53,8 @@ struct fsdp__module {
     int next_hook;
     bool training;
     uint64_t path;  /* key of random numbers, from the dotted name; 0: not yet */
-    uint64_t calls; /* in the step `calls_step` */
-    uint64_t calls_step;
+    uint64_t calls; /* in the microbatch `round` */
+    uint64_t round;
     void *shard; /* fsdp's state of this module */
     void (*shard_free)(void *shard);
 };
@@ -60,8 +62,9 @@ struct fsdp__module {
 bool fsdp__module_has_forward(const fsdp_module *m);
 /* Appends the dotted name of m below its root. */
 void fsdp__module_path(const fsdp_module *m, fsdp__str *out);
-/* Writes each parameter's dotted name below root into it. */
-fsdp_status fsdp__module_name_params(fsdp_module *root);
+/* Writes into each parameter of m's tree its dotted name below the top of that tree, so that names
+ * do not depend on which module one asks. */
+fsdp_status fsdp__module_name_params(fsdp_module *m);
 /* Registers another tensor for p; takes its own reference. */
 void fsdp__param_set(fsdp_param *p, fsdp_tensor *t);
 /* The tensor that keeps gradient and optimizer state: the shard, or the plain parameter. */

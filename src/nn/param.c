@@ -53,8 +53,11 @@ fsdp_param *fsdp_param_retain(fsdp_param *p)
 void fsdp_param_release(fsdp_param *p)
 {
     if (!p || --p->refs > 0) return;
-    if (p->t && p->t->st->owner == p->name) p->t->st->owner = NULL;
+    if (p->t) p->t->st->owner = NULL;
     fsdp_release(p->t);
+    for (int64_t i = 0; i < p->n_old; i++)
+        free(p->old_names[i]);
+    free(p->old_names);
     free(p->name);
     free(p);
 }
@@ -230,6 +233,8 @@ fsdp_status fsdp_module_to_dtype(fsdp_module *m, fsdp_dtype t)
             break;
         }
         if (old->st->data && !old->st->poisoned) s = fsdp_copy_(x, old);
+        x->st->owner = old->st->owner;
+        old->st->owner = NULL;
         p->t = x;
         p->dtype = t;
         fsdp_release(old);

@@ -13,6 +13,7 @@
 #include "base/context.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "dtensor/dtensor.h"
 #include "nn/module.h"
 #include "tensor/kernels.h"
 
@@ -140,6 +141,7 @@ static fsdp_tensor *make_state(slot *s, int k)
                            : NULL;
     if (x) {
         fsdp__k_fill(fsdp_data(x), x->dtype, fsdp_numel(x), 0.0);
+        fsdp__layout_share(x, t);
         s->state[k] = fsdp_retain(x);
     }
     fsdp_scope_end(scope);

@@ -44,7 +44,7 @@ fsdp_status fsdp__run_linear(fsdp__opcall *c)
 {
     fsdp_tensor *x = fsdp__dense(c->in[0]), *w = fsdp__dense(c->in[1]), *b = c->in[2];
     fsdp_tensor *y = c->out[0];
-    if (!x || !w) return fsdp_error();
+    if (!x || !w || (b && !(b = fsdp__dense(b)))) return fsdp_error();
     int64_t K = x->size[x->ndim - 1], N = y->size[y->ndim - 1], M = fsdp__rows(x);
     FSDP_TRY(fsdp__k_gemm(0, !c->i[0], M, N, K, fsdp_data(x), K, fsdp_data(w), c->i[0] ? N : K,
                           x->dtype, fsdp_data(y), N, y->dtype, 0));
@@ -126,10 +126,10 @@ fsdp_status fsdp__shape_rms_norm(fsdp__opcall *c)
 
 fsdp_status fsdp__run_rms_norm(fsdp__opcall *c)
 {
-    fsdp_tensor *x = fsdp__dense(c->in[0]);
-    if (!x) return fsdp_error();
-    fsdp__k_rms_norm(fsdp_data(x), fsdp_data(c->in[1]), x->dtype, fsdp__rows(x),
-                     x->size[x->ndim - 1], c->f[0], fsdp_data(c->out[0]), fsdp_data(c->out[1]));
+    fsdp_tensor *x = fsdp__dense(c->in[0]), *w = fsdp__dense(c->in[1]);
+    if (!x || !w) return fsdp_error();
+    fsdp__k_rms_norm(fsdp_data(x), fsdp_data(w), x->dtype, fsdp__rows(x), x->size[x->ndim - 1],
+                     c->f[0], fsdp_data(c->out[0]), fsdp_data(c->out[1]));
     return FSDP_OK;
 }
 
@@ -140,11 +140,11 @@ fsdp_status fsdp__shape_layer_norm(fsdp__opcall *c)
 
 fsdp_status fsdp__run_layer_norm(fsdp__opcall *c)
 {
-    fsdp_tensor *x = fsdp__dense(c->in[0]);
-    if (!x) return fsdp_error();
-    fsdp__k_layer_norm(fsdp_data(x), fsdp_data(c->in[1]), fsdp_data(c->in[2]), x->dtype,
-                       fsdp__rows(x), x->size[x->ndim - 1], c->f[0], fsdp_data(c->out[0]),
-                       fsdp_data(c->out[1]), fsdp_data(c->out[2]));
+    fsdp_tensor *x = fsdp__dense(c->in[0]), *w = fsdp__dense(c->in[1]), *b = fsdp__dense(c->in[2]);
+    if (!x || !w || !b) return fsdp_error();
+    fsdp__k_layer_norm(fsdp_data(x), fsdp_data(w), fsdp_data(b), x->dtype, fsdp__rows(x),
+                       x->size[x->ndim - 1], c->f[0], fsdp_data(c->out[0]), fsdp_data(c->out[1]),
+                       fsdp_data(c->out[2]));
     return FSDP_OK;
 }
 

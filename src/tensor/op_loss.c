@@ -151,12 +151,12 @@ fsdp_status fsdp__shape_head_cross_entropy(fsdp__opcall *c)
 fsdp_status fsdp__run_head_cross_entropy(fsdp__opcall *c)
 {
     fsdp_tensor *x = fsdp__dense(c->in[0]), *w = fsdp__dense(c->in[1]);
-    fsdp_tensor *target = fsdp__dense(c->in[3]);
-    if (!x || !w || !target) return fsdp_error();
+    fsdp_tensor *b = c->in[2], *target = fsdp__dense(c->in[3]);
+    if (!x || !w || !target || (b && !(b = fsdp__dense(b)))) return fsdp_error();
     double loss;
     int64_t count;
-    FSDP_TRY(fsdp__k_head_loss(fsdp_data(x), fsdp_data(w), fsdp_data(c->in[2]), x->dtype,
-                               fsdp__rows(x), w->size[1], w->size[0], fsdp_data(target), c->i[0],
+    FSDP_TRY(fsdp__k_head_loss(fsdp_data(x), fsdp_data(w), fsdp_data(b), x->dtype, fsdp__rows(x),
+                               w->size[1], w->size[0], fsdp_data(target), c->i[0],
                                fsdp_data(c->out[1]), &loss, &count));
     put_loss(c, loss, count);
     return FSDP_OK;

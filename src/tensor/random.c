@@ -36,6 +36,8 @@ fsdp_status fsdp_random_set(uint64_t seed, uint64_t step, const uint64_t *sample
     r->n_ids = n > 0 ? n : 0;
     r->seed = seed;
     r->step = step;
+    r->calls = 0;
+    r->round++;
     return FSDP_OK;
 }
 

@@ -257,6 +257,7 @@ fsdp_tensor *fsdp_retain(fsdp_tensor *t)
 void fsdp_release(fsdp_tensor *t)
 {
     if (!t || --t->refs > 0) return;
+    fsdp__scope_forget(t); /* released by hand although a scope owned it */
     if (t->ag) t->ag_free(t->ag);
     if (t->dist && --t->dist->refs == 0) t->dist->ops->free(t->dist);
     fsdp__storage_release(t->st);

@@ -119,6 +119,7 @@ typedef struct fsdp__random {
     int64_t n_ids;
     uint64_t path;  /* key of the running module */
     uint64_t calls; /* ops that drew in it */
+    uint64_t round; /* calls of fsdp_random_set: modules count their calls anew in each */
 } fsdp__random;
 fsdp__random *fsdp__random_get(void);
 /* One key a row of a tensor with `rows` rows, as U64 (rows). */

@@ -48,8 +48,9 @@ FSDP_API int64_t fsdp_tokenizer_vocab_size(const fsdp_tokenizer *t);
 /* -1 if there is no such token. */
 FSDP_API int32_t fsdp_tokenizer_token_id(const fsdp_tokenizer *t,
                                          const char *token);
-/* As the file writes it ("Ġthe"), its bytes in *len (may be NULL; a token can
- * hold NULs). NULL if the id names none. Owned by the tokenizer. */
+/* As the file writes it ("Ġthe"; an added token that is marked normalized: as
+ * the normalizer makes it), its bytes in *len (may be NULL; a token can hold
+ * NULs). NULL if the id names none. Owned by the tokenizer. */
 FSDP_API const char *fsdp_tokenizer_token(const fsdp_tokenizer *t, int32_t id,
                                           size_t *len);
 /* 1 for an added token that is marked special. */

@@ -242,8 +242,8 @@ const char *fsdp_tokenizer_token(const fsdp_tokenizer *t, int32_t id, size_t *le
     if (!t || id < 0) return NULL;
     const fsdp__added *a = added_by_id(t, id);
     fsdp__token token = {0};
-    if (a)
-        token = (fsdp__token){a->text, a->text_len};
+    if (a) /* as it stands in normalized text, so that decoders undo the normalizer */
+        token = (fsdp__token){a->match, a->match_len};
     else if (id < t->bpe.id_count)
         token = t->bpe.tokens[id];
     if (len) *len = token.n;

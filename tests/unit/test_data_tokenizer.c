@@ -287,10 +287,29 @@ static void test_added_tokens(void **state)
     /* Found in the normalized text only where it is marked so. */
     check_tokens(NORM("{\"type\":\"Lowercase\"}") "\"added_tokens\":[{\"id\":13,\"content\":\"<X>"
                                                   "\",\"normalized\":true}],",
-                 "a<x>b<X>", "a|<X>|b|<X>");
+                 "a<x>b<X>", "a|<x>|b|<x>");
     check_tokens(NORM("{\"type\":\"Lowercase\"}") "\"added_tokens\":[{\"id\":13,\"content\":\"<X>"
                                                   "\",\"normalized\":false}],",
                  "a<x>b<X>", "a|?|?|?|b|<X>");
+}
+
+/* A normalized token decodes as text does: the decoder undoes what the normalizer did to it. */
+static void test_added_normalized(void **state)
+{
+    static const char parts[] = NORM("{\"type\":\"Replace\",\"pattern\":{\"String\":\" "
+                                     "\"},\"content\":\"_\"}") "\"added_tokens\":[{\"id\":13,"
+                                                               "\"content\":\"b "
+                                                               "c\",\"normalized\":true}],"
+                                                               "\"decoder\":{\"type\":\"Replace\","
+                                                               "\"pattern\":{\"String\":\"_\"},"
+                                                               "\"content\":\" \"},";
+    (void)state;
+    fsdp_tokenizer *t = small(parts);
+    assert_non_null(t);
+    assert_int_equal(fsdp_tokenizer_token_id(t, "b c"), 13);
+    assert_string_equal(fsdp_tokenizer_token(t, 13, NULL), "b_c");
+    check_round_trip(t, "a b c a", 7, "a b c a", 7);
+    fsdp_tokenizer_free(t);
 }
 
 static void check_refused(const char *parts, const char *word)
@@ -377,10 +396,15 @@ static void test_config(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_golden),    cmocka_unit_test(test_invalid_utf8),
-        cmocka_unit_test(test_raw_parts), cmocka_unit_test(test_look_up),
-        cmocka_unit_test(test_parts),     cmocka_unit_test(test_added_tokens),
-        cmocka_unit_test(test_refused),   cmocka_unit_test(test_bad_files),
+        cmocka_unit_test(test_golden),
+        cmocka_unit_test(test_invalid_utf8),
+        cmocka_unit_test(test_raw_parts),
+        cmocka_unit_test(test_look_up),
+        cmocka_unit_test(test_parts),
+        cmocka_unit_test(test_added_tokens),
+        cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_bad_files),
+        cmocka_unit_test(test_added_normalized),
         cmocka_unit_test(test_config),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -21,6 +21,7 @@
 
 /* Side of a transposed tile, in elements: of four bytes, half of the first cache. */
 #define FSDP__TILE 64
+#define FSDP__TILE_16 128 /* of two bytes */
 
 /* Elements of one part of an elementwise kernel: 128 KiB of f32, large against
  * the cost of handing out a part, small enough to share evenly. */
@@ -71,12 +72,12 @@ typedef struct fsdp__kernel_set {
 
     void (*adamw)(const fsdp__adamw *o, void *p, void *m, void *v, fsdp_dtype pt, const void *g,
                   fsdp_dtype gt, int64_t n);
-    void (*sgd)(const fsdp__sgd *o, void *p, void *buf, fsdp_dtype pt, const void *g,
-                fsdp_dtype gt, int64_t n);
+    void (*sgd)(const fsdp__sgd *o, void *p, void *buf, fsdp_dtype pt, const void *g, fsdp_dtype gt,
+                int64_t n);
 
-    /* A tile of FSDP__TILE by FSDP__TILE elements of four and of two bytes:
-     * dst[j, i] = src[i * step + j], dst's rows being FSDP__TILE long. NULL in
-     * the plain tables: kernel_copy.c has loops for any size. */
+    /* A tile of FSDP__TILE (FSDP__TILE_16) squared elements of four (two) bytes:
+     * dst[j, i] = src[i * step + j], dst's rows being as long. NULL in the plain
+     * tables: kernel_copy.c has loops for any size. */
     void (*transpose_32)(void *dst, const void *src, int64_t step);
     void (*transpose_16)(void *dst, const void *src, int64_t step);
 } fsdp__kernel_set;
@@ -110,10 +111,14 @@ static inline fsdp_dtype fsdp__stat_dtype(fsdp_dtype t)
 static inline double fsdp__get_f64(const void *p, fsdp_dtype t, int64_t i)
 {
     switch (t) {
-    case FSDP_F64: return ((const double *)p)[i];
-    case FSDP_F16: return fsdp__f16_to_f32(((const uint16_t *)p)[i]);
-    case FSDP_BF16: return fsdp__bf16_to_f32(((const uint16_t *)p)[i]);
-    default: return ((const float *)p)[i];
+    case FSDP_F64:
+        return ((const double *)p)[i];
+    case FSDP_F16:
+        return fsdp__f16_to_f32(((const uint16_t *)p)[i]);
+    case FSDP_BF16:
+        return fsdp__bf16_to_f32(((const uint16_t *)p)[i]);
+    default:
+        return ((const float *)p)[i];
     }
 }
 static inline float fsdp__get_f32(const void *p, fsdp_dtype t, int64_t i)
@@ -126,10 +131,18 @@ static inline void fsdp__put_f64(void *p, fsdp_dtype t, int64_t i, double v, int
 {
     if (add) v = fsdp__get_f64(p, t, i) + v;
     switch (t) {
-    case FSDP_F64: ((double *)p)[i] = v; break;
-    case FSDP_F16: ((uint16_t *)p)[i] = fsdp__f64_to_f16(v); break;
-    case FSDP_BF16: ((uint16_t *)p)[i] = fsdp__f64_to_bf16(v); break;
-    default: ((float *)p)[i] = (float)v; break;
+    case FSDP_F64:
+        ((double *)p)[i] = v;
+        break;
+    case FSDP_F16:
+        ((uint16_t *)p)[i] = fsdp__f64_to_f16(v);
+        break;
+    case FSDP_BF16:
+        ((uint16_t *)p)[i] = fsdp__f64_to_bf16(v);
+        break;
+    default:
+        ((float *)p)[i] = (float)v;
+        break;
     }
 }
 static inline void fsdp__put_f32(void *p, fsdp_dtype t, int64_t i, float v, int add)
@@ -140,9 +153,15 @@ static inline void fsdp__put_f32(void *p, fsdp_dtype t, int64_t i, float v, int 
     }
     if (add) v = fsdp__get_f32(p, t, i) + v;
     switch (t) {
-    case FSDP_F16: ((uint16_t *)p)[i] = fsdp__f32_to_f16(v); break;
-    case FSDP_BF16: ((uint16_t *)p)[i] = fsdp__f32_to_bf16(v); break;
-    default: ((float *)p)[i] = v; break;
+    case FSDP_F16:
+        ((uint16_t *)p)[i] = fsdp__f32_to_f16(v);
+        break;
+    case FSDP_BF16:
+        ((uint16_t *)p)[i] = fsdp__f32_to_bf16(v);
+        break;
+    default:
+        ((float *)p)[i] = v;
+        break;
     }
 }
 

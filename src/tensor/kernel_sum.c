@@ -9,7 +9,8 @@
  *   kernel_set.h), and the chunks' sums are added in order in f64.
  *   Inner group kept: each element of it is a column; ROWS rows at a time are
  *   summed in order, and the sums of those blocks are added in order, in f32
- *   (f64 for f64).
+ *   (f64 for f64). A sum that is one panel of columns is made in GROUPS groups
+ *   of blocks, whose sums are added in order.
  *
  * Elements that do not lie side by side are first brought together on the stack.
  */
@@ -21,10 +22,11 @@
 #include "tensor/kernel_walk.h"
 
 enum {
-    CHUNK = 2048,   /* elements of a chunk of the inner group */
-    COLUMNS = 512,  /* columns of a part */
-    ROWS = 64,      /* rows of a block of a sum by columns */
-    PARTS_MOST = 64 /* parts of one long sum */
+    CHUNK = 2048,    /* elements of a chunk of the inner group */
+    COLUMNS = 1024,  /* columns of a part: a page of f32, so that reading runs on */
+    ROWS = 64,       /* rows of a block of a sum by columns */
+    PARTS_MOST = 64, /* parts of one long sum */
+    GROUPS = 8       /* parts of a sum by columns that has one panel */
 };
 
 typedef struct sum_dims {
@@ -34,7 +36,7 @@ typedef struct sum_dims {
 } sum_dims;
 
 typedef struct sum_args {
-    const fsdp__kernel_set *set;
+    const fsdp__kernel_set *set, *stat_set;
     const void *x;
     fsdp_dtype t, dt, stat;
     double scale;
@@ -46,6 +48,8 @@ typedef struct sum_args {
     int64_t per_part;               /* inner summed: outputs of a part */
     double partial[PARTS_MOST];     /* one output alone: the parts' sums */
     int64_t chunks, chunks_of_part; /* of that one */
+    double (*groups)[COLUMNS];      /* one panel alone: the groups' sums, as stat */
+    int64_t group_rows;
 } sum_args;
 
 static void dims_add(sum_dims *d, int64_t size, int64_t stride)
@@ -160,24 +164,54 @@ static void sum_inner(sum_args *u)
 
 /* ---- inner group kept ------------------------------------------------------------------- */
 
+/* total (n) += rows first..last of columns c..c+n, from base on. */
+static void sum_rows(const sum_args *u, int64_t base, int64_t c, int64_t n, int64_t first,
+                     int64_t last, void *total)
+{
+    double block[COLUMNS], room[COLUMNS]; /* as floats where stat is f32 */
+    for (int64_t r = first; r < last; r += ROWS) {
+        int64_t end = r + ROWS < last ? r + ROWS : last;
+        memset(block, 0, (size_t)n * sizeof *block);
+        for (int64_t i = r; i < end; i++) {
+            int64_t row = base + dims_at(&u->summed, i);
+            u->set->column_add(n, dims_near(u, &u->inner, row, c, n, room), u->t, block);
+        }
+        u->stat_set->column_add(n, block, u->stat, total);
+    }
+}
+
 static void sum_columns_part(void *arg, int64_t part)
 {
     const sum_args *u = arg;
     int64_t k = part / u->panels, c = part % u->panels * COLUMNS;
     int64_t n = u->inner.count - c < COLUMNS ? u->inner.count - c : COLUMNS;
-    int64_t base = dims_at(&u->kept, k);
-    double total[COLUMNS] = {0}, block[COLUMNS], room[COLUMNS]; /* as floats for f32 stat */
-    for (int64_t r = 0; r < u->summed.count; r += ROWS) {
-        int64_t last = r + ROWS < u->summed.count ? r + ROWS : u->summed.count;
-        memset(block, 0, sizeof block);
-        for (int64_t i = r; i < last; i++) {
-            int64_t row = base + dims_at(&u->summed, i);
-            u->set->column_add(n, dims_near(u, &u->inner, row, c, n, room), u->t, block);
-        }
-        fsdp__kernel_set_plain(u->stat)->column_add(n, block, u->stat, total);
-    }
+    double total[COLUMNS] = {0};
+    sum_rows(u, dims_at(&u->kept, k), c, n, 0, u->summed.count, total);
     for (int64_t i = 0; i < n; i++)
         put(u, k * u->inner.count + c + i, fsdp__get_f64(total, u->stat, i));
+}
+
+static void sum_group_part(void *arg, int64_t part)
+{
+    const sum_args *u = arg;
+    int64_t first = part * u->group_rows, last = first + u->group_rows;
+    if (last > u->summed.count) last = u->summed.count;
+    sum_rows(u, 0, 0, u->inner.count, first, last, u->groups[part]);
+}
+
+static void sum_one_panel(const sum_args *from)
+{
+    double groups[GROUPS][COLUMNS] = {{0}};
+    sum_args u = *from;
+    int64_t blocks = (u.summed.count + ROWS - 1) / ROWS;
+    u.group_rows = (blocks + GROUPS - 1) / GROUPS * ROWS;
+    u.groups = groups;
+    if (blocks > 0)
+        fsdp__parallel((u.summed.count + u.group_rows - 1) / u.group_rows, sum_group_part, &u);
+    for (int g = 1; g < GROUPS; g++)
+        u.stat_set->column_add(u.inner.count, groups[g], u.stat, groups[0]);
+    for (int64_t i = 0; i < u.inner.count; i++)
+        put(&u, i, fsdp__get_f64(groups[0], u.stat, i));
 }
 
 void fsdp__k_sum(int ndim, const int64_t *sizes, const void *x, const int64_t *x_stride,
@@ -185,6 +219,7 @@ void fsdp__k_sum(int ndim, const int64_t *sizes, const void *x, const int64_t *x
                  int add)
 {
     sum_args u = {.set = fsdp__kernel_set_for(t, t),
+                  .stat_set = fsdp__kernel_set_plain(fsdp__stat_dtype(t)),
                   .x = x,
                   .t = t,
                   .dt = dt,
@@ -216,5 +251,9 @@ void fsdp__k_sum(int ndim, const int64_t *sizes, const void *x, const int64_t *x
         return;
     }
     u.panels = (u.inner.count + COLUMNS - 1) / COLUMNS;
+    if (u.kept.count * u.panels == 1) {
+        sum_one_panel(&u);
+        return;
+    }
     fsdp__parallel(u.kept.count * u.panels, sum_columns_part, &u);
 }

@@ -14,10 +14,10 @@
 #define FSDP__WALK_ARRAYS 3
 
 typedef struct fsdp__walk {
-    int ndim;                /* of the rows: without the run */
+    int ndim; /* of the rows: without the run */
     int arrays;
-    int64_t rows;            /* product of the rows' sizes; 0 when anything is empty */
-    int64_t run;             /* elements of the run */
+    int64_t rows; /* product of the rows' sizes; 0 when anything is empty */
+    int64_t run;  /* elements of the run */
     int64_t size[FSDP__WALK_DIMS];
     int64_t stride[FSDP__WALK_ARRAYS][FSDP__WALK_DIMS]; /* elements */
     int64_t step[FSDP__WALK_ARRAYS];                    /* strides of the run */
@@ -40,7 +40,8 @@ static inline void fsdp__walk_init(fsdp__walk *w, int ndim, const int64_t *sizes
             joins = stride[k][n - 1] == strides[k][d] * sizes[d];
         if (!joins) size[n++] = 1;
         size[n - 1] *= sizes[d];
-        for (int k = 0; k < arrays; k++) stride[k][n - 1] = strides[k][d];
+        for (int k = 0; k < arrays; k++)
+            stride[k][n - 1] = strides[k][d];
     }
     w->arrays = arrays;
     w->ndim = n > 0 ? n - 1 : 0;
@@ -49,19 +50,23 @@ static inline void fsdp__walk_init(fsdp__walk *w, int ndim, const int64_t *sizes
     for (int d = 0; d < w->ndim; d++) {
         w->size[d] = size[d];
         w->rows *= size[d];
-        for (int k = 0; k < arrays; k++) w->stride[k][d] = stride[k][d];
+        for (int k = 0; k < arrays; k++)
+            w->stride[k][d] = stride[k][d];
     }
-    for (int k = 0; k < arrays; k++) w->step[k] = n > 0 ? stride[k][n - 1] : 1;
+    for (int k = 0; k < arrays; k++)
+        w->step[k] = n > 0 ? stride[k][n - 1] : 1;
 }
 
 /* To row `row`. */
 static inline void fsdp__walk_seek(const fsdp__walk *w, fsdp__walk_at *at, int64_t row)
 {
-    for (int k = 0; k < w->arrays; k++) at->offset[k] = 0;
+    for (int k = 0; k < w->arrays; k++)
+        at->offset[k] = 0;
     for (int d = w->ndim - 1; d >= 0; d--) {
         at->index[d] = row % w->size[d];
         row /= w->size[d];
-        for (int k = 0; k < w->arrays; k++) at->offset[k] += at->index[d] * w->stride[k][d];
+        for (int k = 0; k < w->arrays; k++)
+            at->offset[k] += at->index[d] * w->stride[k][d];
     }
 }
 
@@ -69,10 +74,12 @@ static inline void fsdp__walk_seek(const fsdp__walk *w, fsdp__walk_at *at, int64
 static inline void fsdp__walk_next(const fsdp__walk *w, fsdp__walk_at *at)
 {
     for (int d = w->ndim - 1; d >= 0; d--) {
-        for (int k = 0; k < w->arrays; k++) at->offset[k] += w->stride[k][d];
+        for (int k = 0; k < w->arrays; k++)
+            at->offset[k] += w->stride[k][d];
         if (++at->index[d] < w->size[d]) return;
         at->index[d] = 0;
-        for (int k = 0; k < w->arrays; k++) at->offset[k] -= w->size[d] * w->stride[k][d];
+        for (int k = 0; k < w->arrays; k++)
+            at->offset[k] -= w->size[d] * w->stride[k][d];
     }
 }
 

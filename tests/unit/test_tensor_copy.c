@@ -18,8 +18,8 @@ static const layout layouts[] = {
     {1, {131}, {2}, {1}},
     {1, {700}, {1}, {3}},
     {1, {700}, {5}, {3}},
-    {1, {97}, {0}, {1}},                                  /* one element for all */
-    {2, {5, 7}, {1, 5}, {7, 1}},                          /* transposes */
+    {1, {97}, {0}, {1}},         /* one element for all */
+    {2, {5, 7}, {1, 5}, {7, 1}}, /* transposes */
     {2, {33, 65}, {1, 33}, {65, 1}},
     {2, {64, 96}, {1, 64}, {96, 1}},
     {2, {64, 96}, {96, 1}, {1, 64}},
@@ -28,13 +28,13 @@ static const layout layouts[] = {
     {4, {2, 5, 3, 16}, {240, 48, 16, 1}, {240, 16, 80, 1}}, /* (B,T,H,D) to (B,H,T,D) */
     {4, {2, 5, 3, 16}, {240, 16, 80, 1}, {240, 48, 16, 1}},
     {4, {2, 3, 5, 7}, {1, 2, 6, 30}, {105, 35, 7, 1}},
-    {3, {4, 1, 6}, {6, 99, 1}, {9, 7, 1}},                /* rows of a wider array */
-    {2, {20, 9}, {0, 1}, {9, 1}},                         /* a row for all */
+    {3, {4, 1, 6}, {6, 99, 1}, {9, 7, 1}}, /* rows of a wider array */
+    {2, {20, 9}, {0, 1}, {9, 1}},          /* a row for all */
     {2, {20, 9}, {1, 0}, {9, 1}},
     {3, {2, 0, 3}, {3, 3, 1}, {3, 3, 1}},
     {8, {2, 1, 2, 3, 1, 2, 2, 3}, {36, 0, 18, 1, 4, 9, 3, 6}, {72, 0, 36, 12, 5, 6, 3, 1}},
-    {2, {3, 40000}, {40000, 1}, {40001, 1}},              /* more than a part */
-    {1, {-1}, {0}, {0}},                                  /* ends the list */
+    {2, {3, 40000}, {40000, 1}, {40001, 1}}, /* more than a part */
+    {1, {-1}, {0}, {0}},                     /* ends the list */
 };
 
 static const fsdp_dtype floats[] = {FSDP_F32, FSDP_BF16, FSDP_F16, FSDP_F64};
@@ -43,7 +43,8 @@ static const fsdp_dtype floats[] = {FSDP_F32, FSDP_BF16, FSDP_F16, FSDP_F64};
 static int64_t span(int ndim, const int64_t *size, const int64_t *stride)
 {
     int64_t n = 1;
-    for (int d = 0; d < ndim; d++) n += size[d] > 0 ? (size[d] - 1) * stride[d] : 0;
+    for (int d = 0; d < ndim; d++)
+        n += size[d] > 0 ? (size[d] - 1) * stride[d] : 0;
     return n;
 }
 
@@ -60,7 +61,8 @@ static int64_t offset_of(int ndim, const int64_t *size, const int64_t *stride, i
 static int64_t count_of(int ndim, const int64_t *size)
 {
     int64_t n = 1;
-    for (int d = 0; d < ndim; d++) n *= size[d];
+    for (int d = 0; d < ndim; d++)
+        n *= size[d];
     return n;
 }
 
@@ -89,8 +91,7 @@ static void check_copy_of(const layout *l, fsdp_dtype st, fsdp_dtype dt, int add
     fsdp_set_threads(1);
     fsdp__k_copy(l->ndim, l->size, src, st, l->src, again, dt, l->dst, add);
     for (int64_t i = 0; i < n; i++) {
-        const char *s = src + offset_of(l->ndim, l->size, l->src, i) *
-                                  (int64_t)fsdp_dtype_size(st);
+        const char *s = src + offset_of(l->ndim, l->size, l->src, i) * (int64_t)fsdp_dtype_size(st);
         char *d = want + offset_of(l->ndim, l->size, l->dst, i) * ds;
         if (!add) {
             fsdp__convert(d, dt, s, st, 1);
@@ -122,10 +123,9 @@ static void test_copy(void **state)
 
 static void test_copy_integers(void **state)
 {
-    static const fsdp_dtype pairs[][2] = {{FSDP_I64, FSDP_I64}, {FSDP_I64, FSDP_I32},
-                                          {FSDP_U8, FSDP_I64},  {FSDP_I64, FSDP_F32},
-                                          {FSDP_F32, FSDP_I64}, {FSDP_BOOL, FSDP_BF16},
-                                          {FSDP_I16, FSDP_I16}, {FSDP_BOOL, FSDP_BOOL}};
+    static const fsdp_dtype pairs[][2] = {
+        {FSDP_I64, FSDP_I64}, {FSDP_I64, FSDP_I32},   {FSDP_U8, FSDP_I64},  {FSDP_I64, FSDP_F32},
+        {FSDP_F32, FSDP_I64}, {FSDP_BOOL, FSDP_BF16}, {FSDP_I16, FSDP_I16}, {FSDP_BOOL, FSDP_BOOL}};
     (void)state;
     for (int k = 0; layouts[k].size[0] >= 0; k++)
         for (size_t p = 0; p < sizeof pairs / sizeof *pairs; p++)
@@ -142,6 +142,32 @@ static void test_copy_wide_integers(void **state)
     assert_true(dst[0] == INT64_MIN);
     assert_true(dst[1] == (INT64_C(1) << 53) + 2);
     assert_true(dst[2] == 0);
+}
+
+/* Destinations that are written past the caches: a transpose, and heads before positions. */
+static void test_copy_large(void **state)
+{
+    static const layout large[] = {
+        {2, {1100, 1990}, {1, 1100}, {1990, 1}},
+        {4, {1, 16, 2200, 64}, {0, 64, 1024, 1}, {0, 140800, 64, 1}},
+        {1, {2200001}, {1}, {1}},
+    };
+    (void)state;
+    for (int k = 0; k < 3; k++)
+        for (int d = 0; d < 2; d++) {
+            const layout *l = &large[k];
+            int64_t n = count_of(l->ndim, l->size), bad = 0;
+            void *src = check_array(floats[d], n, 1, 3), *dst = check_copy(src, floats[d], n);
+            fsdp_set_threads(2);
+            fsdp__k_copy(l->ndim, l->size, src, floats[d], l->src, dst, floats[d], l->dst, 0);
+            for (int64_t i = 0; i < n; i++) {
+                int64_t from = offset_of(l->ndim, l->size, l->src, i);
+                int64_t to = offset_of(l->ndim, l->size, l->dst, i);
+                bad += check_get(dst, floats[d], to) != check_get(src, floats[d], from);
+            }
+            assert_int_equal(bad, 0);
+            free(src), free(dst);
+        }
 }
 
 /* ---- sums ----------------------------------------------------------------------- */
@@ -187,8 +213,10 @@ static void check_sum(const sum_case *s, fsdp_dtype t, fsdp_dtype dt, int add, d
     }
     void *x = check_array(t, span(s->ndim, s->size, s->stride), 1, 2);
     void *y = check_array(dt, no, 2, 1), *before = check_copy(y, dt, no);
-    void *again = check_copy(y, dt, no), *flat = check_copy(y, dt, no), *xs = check_array(t, n, 3, 1);
-    double *want = calloc((size_t)no + 1, sizeof *want), *size = calloc((size_t)no + 1, sizeof *size);
+    void *again = check_copy(y, dt, no), *flat = check_copy(y, dt, no),
+         *xs = check_array(t, n, 3, 1);
+    double *want = calloc((size_t)no + 1, sizeof *want),
+           *size = calloc((size_t)no + 1, sizeof *size);
     assert_non_null(want), assert_non_null(size);
     for (int64_t i = 0; i < n; i++) {
         double v = check_get(x, t, offset_of(s->ndim, s->size, s->stride, i));
@@ -227,9 +255,9 @@ static void check_sum(const sum_case *s, fsdp_dtype t, fsdp_dtype dt, int add, d
 
 static void test_sum(void **state)
 {
-    static const fsdp_dtype pairs[][2] = {
-        {FSDP_F32, FSDP_F32}, {FSDP_BF16, FSDP_BF16}, {FSDP_BF16, FSDP_F32},
-        {FSDP_F16, FSDP_F16}, {FSDP_F64, FSDP_F64},   {FSDP_F32, FSDP_BF16}};
+    static const fsdp_dtype pairs[][2] = {{FSDP_F32, FSDP_F32},  {FSDP_BF16, FSDP_BF16},
+                                          {FSDP_BF16, FSDP_F32}, {FSDP_F16, FSDP_F16},
+                                          {FSDP_F64, FSDP_F64},  {FSDP_F32, FSDP_BF16}};
     (void)state;
     for (size_t k = 0; k < sizeof sums / sizeof *sums; k++)
         for (size_t p = 0; p < sizeof pairs / sizeof *pairs; p++)
@@ -254,8 +282,11 @@ static void test_sum_tables(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_copy), cmocka_unit_test(test_copy_integers),
-        cmocka_unit_test(test_copy_wide_integers), cmocka_unit_test(test_sum),
+        cmocka_unit_test(test_copy),
+        cmocka_unit_test(test_copy_integers),
+        cmocka_unit_test(test_copy_wide_integers),
+        cmocka_unit_test(test_copy_large),
+        cmocka_unit_test(test_sum),
         cmocka_unit_test(test_sum_tables),
     };
     return check_all_isas(cmocka_run_group_tests(tests, NULL, NULL));

@@ -7,11 +7,10 @@
 
 #include "tensor/kernel_set.h"
 
-static const fsdp_dtype pairs[][2] = {{FSDP_F32, FSDP_F32},  {FSDP_BF16, FSDP_BF16},
-                                      {FSDP_BF16, FSDP_F32}, {FSDP_F32, FSDP_BF16},
-                                      {FSDP_F16, FSDP_F16},  {FSDP_F16, FSDP_F32},
-                                      {FSDP_F64, FSDP_F64}};
-static const int64_t sizes[][2] = {{0, 5},  {3, 1},  {1, 7},   {5, 8},   {4, 17},
+static const fsdp_dtype pairs[][2] = {
+    {FSDP_F32, FSDP_F32}, {FSDP_BF16, FSDP_BF16}, {FSDP_BF16, FSDP_F32}, {FSDP_F32, FSDP_BF16},
+    {FSDP_F16, FSDP_F16}, {FSDP_F16, FSDP_F32},   {FSDP_F64, FSDP_F64}};
+static const int64_t sizes[][2] = {{0, 5},  {3, 1},   {1, 7},    {5, 8},    {4, 17},
                                    {9, 31}, {17, 64}, {33, 100}, {300, 257}};
 enum { PAIRS = 7, SIZES = 9 };
 
@@ -77,7 +76,8 @@ static double norm_weight(const norm *n, int64_t c)
 static void norm_stats(const norm *n, int64_t r, double *mean, double *rstd)
 {
     double m = 0, q = 0;
-    for (int64_t c = 0; c < n->C && n->layer; c++) m += check_get(n->x, n->t, r * n->C + c);
+    for (int64_t c = 0; c < n->C && n->layer; c++)
+        m += check_get(n->x, n->t, r * n->C + c);
     m /= (double)n->C;
     for (int64_t c = 0; c < n->C; c++) {
         double v = check_get(n->x, n->t, r * n->C + c) - m;
@@ -216,15 +216,18 @@ static void check_softmax(fsdp_dtype t, fsdp_dtype dt, int64_t R, int64_t C, int
     void *x = check_array(t, N, 1, 8), *y = check_copy(x, t, N), *dy = check_array(t, N, 2, 1);
     void *dx = check_array(dt, N, 3, 1), *before = check_copy(dx, dt, N);
     /* A masked weight, and values that overflow without the maximum. */
-    for (int64_t r = 0; r < R && C > 3; r++) check_set(x, t, r * C + r % C, -INFINITY);
+    for (int64_t r = 0; r < R && C > 3; r++)
+        check_set(x, t, r * C + r % C, -INFINITY);
     for (int64_t c = 0; c < C && R > 2; c++)
         check_set(x, t, C + c, check_get(x, t, C + c) + (t == FSDP_F16 ? 1000 : 4096));
     fsdp__k_softmax(x, t, R, C, y);
     fsdp__k_softmax_backward(y, t, R, C, dy, dx, dt, add);
     for (int64_t r = 0; r < R; r++) {
         double top = -INFINITY, sum = 0, dot = 0, size = 0;
-        for (int64_t c = 0; c < C; c++) top = fmax(top, check_get(x, t, r * C + c));
-        for (int64_t c = 0; c < C; c++) sum += exp(check_get(x, t, r * C + c) - top);
+        for (int64_t c = 0; c < C; c++)
+            top = fmax(top, check_get(x, t, r * C + c));
+        for (int64_t c = 0; c < C; c++)
+            sum += exp(check_get(x, t, r * C + c) - top);
         for (int64_t c = 0; c < C; c++) {
             double g = check_get(y, t, r * C + c) * check_get(dy, t, r * C + c);
             dot += g;
@@ -262,7 +265,8 @@ static void check_embedding(fsdp_dtype t, fsdp_dtype dt, int64_t R, int64_t C, i
     int64_t *ids = malloc((size_t)R * sizeof *ids + 1);
     double *want = calloc((size_t)(V * C) * 2 + 1, sizeof *want), *size = want + V * C;
     assert_non_null(ids), assert_non_null(want);
-    for (int64_t r = 0; r < R; r++) ids[r] = r * r % V; /* some rows of w never */
+    for (int64_t r = 0; r < R; r++)
+        ids[r] = r * r % V; /* some rows of w never */
     assert_int_equal(fsdp__k_embedding(w, t, V, C, ids, R, out), FSDP_OK);
     for (int64_t r = 0; r < R; r++)
         assert_memory_equal(fsdp__cat(out, t, r * C), fsdp__cat(w, t, ids[r] * C), bytes_of(t, C));
@@ -311,9 +315,15 @@ static void check_rotary(fsdp_dtype t, fsdp_dtype dt, int64_t B, int64_t T, int6
                          int add, int by_head)
 {
     int64_t N = B * T * H * D, half = D / 2;
-    fsdp__rotary r = {.t = t, .dt = dt, .B = B, .T = T, .H = H, .D = D,
+    fsdp__rotary r = {.t = t,
+                      .dt = dt,
+                      .B = B,
+                      .T = T,
+                      .H = H,
+                      .D = D,
                       .x_stride = {T * H * D, H * D, D},
-                      .y_stride = {T * H * D, H * D, D}, .add = add};
+                      .y_stride = {T * H * D, H * D, D},
+                      .add = add};
     if (by_head) r.y_stride[1] = D, r.y_stride[2] = T * D;
     if (by_head) r.table_b_stride = T * half;
     int64_t table = T * half * (by_head ? B : 1);
@@ -360,8 +370,14 @@ static void test_rotary_in_place(void **state)
 {
     enum { N = 3 * 2 * 20 };
     (void)state;
-    fsdp__rotary r = {.t = FSDP_F32, .dt = FSDP_F32, .B = 1, .T = 3, .H = 2, .D = 20,
-                      .x_stride = {N, 40, 20}, .y_stride = {N, 40, 20}};
+    fsdp__rotary r = {.t = FSDP_F32,
+                      .dt = FSDP_F32,
+                      .B = 1,
+                      .T = 3,
+                      .H = 2,
+                      .D = 20,
+                      .x_stride = {N, 40, 20},
+                      .y_stride = {N, 40, 20}};
     float *c = check_array(FSDP_F32, 30, 1, 1), *s = check_array(FSDP_F32, 30, 2, 1), y[N];
     float *x = check_array(FSDP_F32, N, 3, 1);
     fsdp__k_rotary(&r, x, c, s, y);
@@ -381,7 +397,8 @@ static void test_row_place(void **state)
         fsdp_dtype t = pairs[p][0];
         void *x = check_array(t, R * C, 1, 3), *w = check_array(t, C, 2, 1);
         void *y[3];
-        for (int k = 0; k < 3; k++) y[k] = check_copy(x, t, R * C);
+        for (int k = 0; k < 3; k++)
+            y[k] = check_copy(x, t, R * C);
         fsdp__k_rms_norm(x, w, t, R, C, 1e-5, y[0], NULL);
         fsdp__k_layer_norm(x, w, w, t, R, C, 1e-5, y[1], NULL, NULL);
         fsdp__k_softmax(x, t, R, C, y[2]);
@@ -396,7 +413,8 @@ static void test_row_place(void **state)
             assert_memory_equal(one, fsdp__cat(y[2], t, r * C), bytes_of(t, C));
             free(one);
         }
-        for (int k = 0; k < 3; k++) free(y[k]);
+        for (int k = 0; k < 3; k++)
+            free(y[k]);
         free(x), free(w);
     }
 }
@@ -404,8 +422,8 @@ static void test_row_place(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_norms),      cmocka_unit_test(test_norm_wide),
-        cmocka_unit_test(test_softmax),    cmocka_unit_test(test_embedding),
+        cmocka_unit_test(test_norms),           cmocka_unit_test(test_norm_wide),
+        cmocka_unit_test(test_softmax),         cmocka_unit_test(test_embedding),
         cmocka_unit_test(test_embedding_range), cmocka_unit_test(test_rotary),
         cmocka_unit_test(test_rotary_in_place), cmocka_unit_test(test_row_place),
     };

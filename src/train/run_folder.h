@@ -1,0 +1,36 @@
+/*
+ * run_folder.h - the folder of a run, and agreement of its ranks.
+ *
+ *     config.yaml     resolved configuration of the newest start
+ *     run.json        state: running or finished; steps; last losses
+ *     metrics.jsonl   a JSON object a line
+ *     checkpoint/     step-N folders
+ *     hf/             the model at the end
+ */
+#ifndef FSDP_TRAIN_RUN_FOLDER_H
+#define FSDP_TRAIN_RUN_FOLDER_H
+
+#include "train/config.h"
+#include "train/metrics.h"
+
+typedef struct fsdp__run_folder {
+    char *checkpoints, *hf, *metrics; /* paths */
+    bool finished;     /* nothing is left to do */
+    int64_t load_step; /* of the checkpoint to go on from; -1: start from the beginning */
+} fsdp__run_folder;
+
+/* Compares text, the resolved configuration, over the ranks: an error on each rank whose text is
+ * another than rank 0's, naming the options. Collective. */
+fsdp_status fsdp__config_agree(const char *text);
+
+/* Looks at the folder of c and decides where to begin; makes it, writes config.yaml and marks the
+ * run as running unless it is finished. Rank 0 does that and tells the others. Collective. */
+fsdp_status fsdp__run_folder_open(const fsdp__train_config *c, const char *text, fsdp__metrics *m,
+                                  fsdp__run_folder *out);
+void fsdp__run_folder_free(fsdp__run_folder *f);
+/* Marks it finished after `steps`; validation and bigram NAN where they are not known. Rank 0
+ * alone; other ranks' calls do nothing. */
+fsdp_status fsdp__run_folder_finish(const fsdp__train_config *c, int64_t steps, double loss,
+                                    double validation, double bigram);
+
+#endif

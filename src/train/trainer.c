@@ -1,0 +1,561 @@
+/*
+ * trainer.c - the training loop, top to bottom.
+ *
+ * Every rank runs this file with the same configuration. Where ranks do different things (rank 0
+ * prints and owns the run's folder) the others learn of it by a broadcast. Errors need no such
+ * care: the first one that a rank keeps ends the collectives of all others, with its text.
+ *
+ * Shapes: B rows of a microbatch, T tokens of a row.
+ */
+#include "train/trainer.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+#include "base/thread.h"
+#include "ckpt/checkpoint.h"
+#include "data/bigram.h"
+#include "data/sampler.h"
+#include "fsdp/comm.h"
+#include "fsdp/models.h"
+#include "fsdp/optim.h"
+#include "fsdp/shard.h"
+#include "hf/folder.h"
+#include "train/bytes.h"
+#include "train/inputs.h"
+#include "train/metrics.h"
+#include "train/run_folder.h"
+
+typedef struct trainer {
+    const fsdp__train_config *c;
+    int (*stop)(void);
+    int rank, ranks;
+    fsdp_group *world;
+    fsdp__run_folder folder;
+    fsdp__metrics metrics;
+    fsdp__train_inputs in;
+    fsdp_mesh *mesh;
+    fsdp_module *model;
+    fsdp_optimizer *opt;
+    fsdp__byte_plan plan;
+    fsdp__sampler sampler, validator;
+    fsdp__microbatch mb;
+    fsdp_schedule schedule;
+    int64_t step;    /* optimizer steps that are done */
+    int64_t samples; /* rows that were consumed */
+    bool asked;      /* a rank was asked to stop */
+    double *sums;    /* (cap) this rank's loss of each call, then 1 if it was asked to stop */
+    double *all;     /* (ranks * cap) those of all ranks */
+    int64_t cap;
+    double loss, grad_norm, validation, bigram;
+} trainer;
+
+/* An error that all ranks have found alike: rank 0 says it, and the others end with its text. */
+FSDP_PRINTF(3, 4)
+static fsdp_status fail_alike(const trainer *t, fsdp_status code, const char *fmt, ...)
+{
+    if (t->rank != 0) {
+        fsdp_status s = fsdp_barrier(t->world, FSDP_LANE_CONTROL);
+        return s != FSDP_OK ? s : fsdp__fail(code, "rank 0 did not say why it failed");
+    }
+    char line[1024];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(line, sizeof line, fmt, args);
+    va_end(args);
+    return fsdp__fail(code, "%s", line);
+}
+
+/* ---- before anything is allocated ------------------------------------------------------- */
+
+static fsdp_status start(trainer *t)
+{
+    const fsdp__train_config *c = t->c;
+    fsdp__str text = {0};
+    fsdp_group_set_timeout(t->world, c->comm.init_timeout_seconds);
+    fsdp__train_config_text(c, &text);
+    if (text.failed) return fsdp__fail_memory("the configuration's text", text.len);
+    fsdp_status s = fsdp__config_agree(text.p);
+    if (s == FSDP_OK) {
+        fsdp__say(&t->metrics, "%s\n", c->job.description ? c->job.description : "");
+        if (c->job.print_config) fsdp__say(&t->metrics, "%s", text.p);
+        fsdp__say(&t->metrics, "configuration hash %016" PRIx64 "\n",
+                  fsdp__train_config_hash(text.p));
+        s = fsdp__run_folder_open(c, text.p, &t->metrics, &t->folder);
+    }
+    fsdp__str_free(&text);
+    return s;
+}
+
+static fsdp_status make_mesh(trainer *t)
+{
+    int sizes[2] = {(int)t->c->parallelism.data_parallel_replicate_degree,
+                    (int)t->c->parallelism.data_parallel_shard_degree};
+    const char *names[2] = {"replicate", "shard"};
+    int skip = sizes[0] == 1; /* one replica needs no axis */
+    t->mesh = fsdp_mesh_create(FSDP_CPU, 2 - skip, sizes + skip, names + skip);
+    char *text = t->mesh ? fsdp_mesh_print(t->mesh) : NULL;
+    if (!text) return fsdp_error();
+    fsdp__say(&t->metrics, "mesh %s", text);
+    free(text);
+    return FSDP_OK;
+}
+
+static fsdp_status make_samplers(trainer *t)
+{
+    const fsdp__train_config *c = t->c;
+    FSDP_TRY(fsdp__sampler_init(&t->sampler, t->in.train, t->in.model.vocab_size,
+                                c->training.seq_len, c->training.global_batch_size,
+                                (uint64_t)c->debug.seed, c->data.shuffle));
+    if (!t->in.validation) return FSDP_OK;
+    /* Validation takes the rows in order, once; all ranks together have one batch a step. */
+    return fsdp__sampler_init(&t->validator, t->in.validation, t->in.model.vocab_size,
+                              c->validation.seq_len, c->validation.local_batch_size * t->ranks, 0,
+                              false);
+}
+
+/* ---- the model --------------------------------------------------------------------------- */
+
+static fsdp_dtype dtype_of(int choice)
+{
+    return choice == FSDP__TRAIN_BF16 ? FSDP_BF16 : FSDP_F32;
+}
+
+static fsdp_status shard(trainer *t)
+{
+    static const fsdp_reshard_policy policies[] = {
+        [FSDP__RESHARD_DEFAULT] = FSDP_RESHARD_AUTO,
+        [FSDP__RESHARD_ALWAYS] = FSDP_RESHARD_ALWAYS,
+        [FSDP__RESHARD_NEVER] = FSDP_RESHARD_NEVER,
+    };
+    const fsdp__train_config *c = t->c;
+    fsdp_shard_options o = fsdp_shard_defaults(t->mesh);
+    o.reshard_after_forward = policies[c->parallelism.fsdp_reshard_after_forward];
+    o.mp_policy.param_dtype = dtype_of(c->training.mixed_precision_param);
+    o.mp_policy.reduce_dtype = dtype_of(c->training.mixed_precision_reduce);
+    o.prefetch_limit = (int)c->prefetch.limit;
+    o.private_gather = !c->memory.shared_gather;
+    int64_t blocks = c->parallelism.fsdp_units == 0 ? fsdp_model_block_count(t->model) : 0;
+    for (int64_t i = 0; i < blocks; i++)
+        FSDP_TRY(fsdp_fully_shard(fsdp_model_block(t->model, i), &o));
+    FSDP_TRY(fsdp_fully_shard(t->model, &o));
+    /* The loss is divided by the step's tokens, so gradients are sums over the ranks. */
+    return fsdp_set_gradient_divide_factor(t->model, 1.0, 1);
+}
+
+static int64_t microbatches(const trainer *t)
+{
+    fsdp__sampler_step plan;
+    if (fsdp__sampler_plan(&t->sampler, 0, 0, t->ranks, t->c->training.local_batch_size, &plan) !=
+        FSDP_OK)
+        return 1;
+    return plan.calls;
+}
+
+/* What does not fit is said before it is tried. */
+static fsdp_status check_limit(trainer *t)
+{
+    int64_t limit = t->c->memory.limit;
+    fsdp__str text = {0}, need = {0}, bound = {0};
+    FSDP_TRY(fsdp__byte_plan_make(t->c, t->model, microbatches(t), &t->plan));
+    fsdp__byte_plan_text(&t->plan, NULL, 0, &text);
+    fsdp__say(&t->metrics, "%lld parameters, memory planned:\n%s",
+              (long long)fsdp_module_numel(t->model), fsdp__str_get(&text));
+    fsdp__str_free(&text);
+    FSDP_TRY(fsdp_memory_set_limit(limit));
+    if (limit == 0 || t->plan.rank_total <= limit) return FSDP_OK;
+    fsdp__str_add_bytes(&need, (double)t->plan.rank_total);
+    fsdp__str_add_bytes(&bound, (double)limit);
+    fsdp_status s = fail_alike(
+        t, FSDP_NO_MEMORY,
+        "memory.limit is %s a rank, and this layout needs %s before any activation (table above); "
+        "cut the model over more ranks (parallelism.data_parallel_shard_degree is %lld, "
+        "data_parallel_replicate_degree %lld) or raise the limit",
+        fsdp__str_get(&bound), fsdp__str_get(&need),
+        (long long)t->c->parallelism.data_parallel_shard_degree,
+        (long long)t->c->parallelism.data_parallel_replicate_degree);
+    fsdp__str_free(&need);
+    fsdp__str_free(&bound);
+    return s;
+}
+
+static fsdp_status make_optimizer(trainer *t)
+{
+    const fsdp__train_config *c = t->c;
+    if (c->optimizer.name == 0) {
+        fsdp_adamw_options o = {c->optimizer.lr, c->optimizer.beta1, c->optimizer.beta2,
+                                c->optimizer.eps, c->optimizer.weight_decay};
+        t->opt = fsdp_adamw(t->model, &o);
+    } else {
+        fsdp_sgd_options o = {c->optimizer.lr, c->optimizer.momentum, c->optimizer.weight_decay, 0};
+        t->opt = fsdp_sgd(t->model, &o);
+    }
+    t->schedule = (fsdp_schedule){
+        c->lr_scheduler.warmup_steps, c->lr_scheduler.total_steps, c->lr_scheduler.decay_ratio,
+        (fsdp_decay)c->lr_scheduler.decay_type, c->lr_scheduler.min_lr_factor};
+    return t->opt ? FSDP_OK : fsdp_error();
+}
+
+/* Weights: of a checkpoint, of a folder, or new ones. */
+static fsdp_status fill(trainer *t)
+{
+    const fsdp__train_config *c = t->c;
+    if (t->folder.load_step >= 0) {
+        fsdp__ckpt_state s = {0};
+        FSDP_TRY(fsdp__ckpt_load(t->model, t->opt, t->folder.checkpoints, t->folder.load_step, &s));
+        t->step = s.step;
+        t->samples = s.samples;
+        return fsdp_mark_changed(t->model);
+    }
+    if (!c->model.hf_assets_path || !c->checkpoint.initial_load_in_hf)
+        return fsdp_reset_parameters(t->model, (uint64_t)c->debug.seed);
+    double begin = fsdp__now();
+    FSDP_TRY(fsdp__hf_load_weights(t->model, c->model.hf_assets_path));
+    fsdp__say(&t->metrics, "weights of %s loaded in %.1f s\n", c->model.hf_assets_path,
+              fsdp__now() - begin);
+    return fsdp_mark_changed(t->model);
+}
+
+/* On the meta device first: no rank ever holds the whole model. */
+static fsdp_status make_model(trainer *t)
+{
+    FSDP_TRY(fsdp_device_push(FSDP_META));
+    t->model = fsdp_model_create(&t->in.model);
+    FSDP_TRY(fsdp_device_pop());
+    if (!t->model) return fsdp_error();
+    if (t->c->training.dtype == FSDP__TRAIN_BF16)
+        FSDP_TRY(fsdp_module_to_dtype(t->model, FSDP_BF16));
+    FSDP_TRY(shard(t));
+    if (t->c->model.print_after_conversion) {
+        char *text = fsdp_module_print(t->model);
+        if (!text) return fsdp_error();
+        fsdp__say(&t->metrics, "%s", text);
+        free(text);
+    }
+    FSDP_TRY(check_limit(t));
+    FSDP_TRY(fsdp_to_empty(t->model, FSDP_CPU));
+    FSDP_TRY(make_optimizer(t));
+    return fill(t);
+}
+
+/* ---- losses --------------------------------------------------------------------------------- */
+
+/* Binary tree over n leaves, split at the largest power of two below n. */
+static double tree(const double *x, int64_t n)
+{
+    if (n <= 1) return n == 1 ? x[0] : 0.0;
+    int64_t half = 1;
+    while (half * 2 < n)
+        half *= 2;
+    return tree(x, half) + tree(x + half, n - half);
+}
+
+static fsdp_status reserve_sums(trainer *t, int64_t calls)
+{
+    if (calls + 1 <= t->cap) return FSDP_OK;
+    free(t->sums);
+    free(t->all);
+    t->sums = fsdp__calloc((size_t)(calls + 1), sizeof *t->sums, "losses");
+    t->all = fsdp__calloc((size_t)((calls + 1) * t->ranks), sizeof *t->all, "losses");
+    t->cap = t->sums && t->all ? calls + 1 : 0;
+    return t->cap ? FSDP_OK : fsdp_error();
+}
+
+/* The sum of all ranks' losses: microbatches in the order of their rows are the leaves of one tree,
+ * so that it does not depend on which rank computed which. */
+static fsdp_status sum_losses(trainer *t, const fsdp__sampler_step *plan, double *sum)
+{
+    int64_t calls = plan->calls, n = 0;
+    t->sums[calls] = t->stop && t->stop() ? 1.0 : 0.0;
+    FSDP_TRY(fsdp_all_gather(t->world, FSDP_LANE_CONTROL, t->sums, t->all,
+                             (calls + 1) * (int64_t)sizeof *t->sums, NULL));
+    int64_t block = (plan->rows + t->ranks - 1) / t->ranks;
+    for (int r = 0; r < t->ranks; r++) {
+        const double *theirs = t->all + r * (calls + 1);
+        t->asked = t->asked || theirs[calls] != 0.0;
+        int64_t rows = plan->rows - r * block;
+        if (rows > block) rows = block;
+        int64_t full = rows > 0 ? (rows + plan->microbatch - 1) / plan->microbatch : 0;
+        for (int64_t i = 0; i < full; i++)
+            t->all[n++] = theirs[i]; /* moves towards the front, never over what is still needed */
+    }
+    *sum = tree(t->all, n);
+    return FSDP_OK;
+}
+
+/* Forward of the microbatch t->mb; the sum of its losses, in the innermost scope. */
+static fsdp_tensor *forward(trainer *t)
+{
+    const fsdp__microbatch *mb = &t->mb;
+    const int64_t sizes[2] = {mb->rows, mb->seq_len};
+    fsdp_tensor *tokens =
+        fsdp_tensor_from_memory(mb->inputs, FSDP_I64, 2, sizes, NULL, NULL, NULL); /* (B,T) */
+    fsdp_tensor *targets =
+        fsdp_tensor_from_memory(mb->targets, FSDP_I64, 2, sizes, NULL, NULL, NULL); /* (B,T) */
+    return fsdp_model_forward(t->model, tokens, NULL, targets);
+}
+
+/* ---- a step --------------------------------------------------------------------------------- */
+
+/* One microbatch: its loss into t->sums, its gradients, scaled by the step's tokens, into the
+ * parameters'. The ranks' gradients are summed in the last call of a step. */
+static fsdp_status forward_backward(trainer *t, const fsdp__sampler_step *plan, int64_t call)
+{
+    bool last = call == plan->calls - 1;
+    FSDP_TRY(fsdp__sampler_fill(&t->sampler, plan, call, &t->mb));
+    FSDP_TRY(
+        fsdp_random_set((uint64_t)t->c->debug.seed, (uint64_t)t->step, t->mb.samples, t->mb.rows));
+    FSDP_TRY(fsdp_set_requires_gradient_sync(t->model, last, 1));
+    FSDP_TRY(fsdp_set_is_last_backward(t->model, last));
+    fsdp_scope *scope = fsdp_scope_begin();
+    fsdp_tensor *loss = forward(t);
+    t->sums[call] = loss ? fsdp_item(loss) : 0.0;
+    fsdp_status s = fsdp_backward(fsdp_scale(loss, 1.0 / (double)plan->valid_tokens));
+    fsdp_scope_end(scope);
+    return s != FSDP_OK ? s : fsdp_error();
+}
+
+static fsdp_status check_finite(const trainer *t, const char *what, double v)
+{
+    if (isfinite(v)) return FSDP_OK;
+    return fail_alike(t, FSDP_NON_FINITE,
+                      "step %lld: the %s is %g; no weight was changed. Lower optimizer.lr, raise "
+                      "lr_scheduler.warmup_steps, or look at the data",
+                      (long long)t->step + 1, what, v);
+}
+
+static fsdp_status train_step(trainer *t, fsdp__sampler_step *plan)
+{
+    double sum = 0.0;
+    FSDP_TRY(fsdp__sampler_plan(&t->sampler, t->samples, t->rank, t->ranks,
+                                t->c->training.local_batch_size, plan));
+    FSDP_TRY(reserve_sums(t, plan->calls));
+    for (int64_t call = 0; call < plan->calls; call++)
+        FSDP_TRY(forward_backward(t, plan, call));
+    FSDP_TRY(sum_losses(t, plan, &sum));
+    t->loss = sum / (double)plan->valid_tokens;
+    FSDP_TRY(check_finite(t, "loss", t->loss));
+    FSDP_TRY(fsdp_grad_norm(t->model, 2.0, &t->grad_norm));
+    FSDP_TRY(check_finite(t, "gradient norm", t->grad_norm));
+    if (t->c->training.max_norm > 0 && t->grad_norm > t->c->training.max_norm)
+        FSDP_TRY(fsdp_clip_grad_norm(t->model, t->c->training.max_norm, NULL));
+    fsdp_optimizer_set_lr(t->opt, t->c->optimizer.lr * fsdp_schedule_factor(&t->schedule, t->step));
+    FSDP_TRY(fsdp_optimizer_step(t->opt));
+    FSDP_TRY(fsdp_zero_grad(t->model));
+    t->step++;
+    t->samples = plan->first + plan->rows;
+    return FSDP_OK;
+}
+
+/* ---- validation ------------------------------------------------------------------------------ */
+
+static fsdp_status validate_batches(trainer *t, int64_t *tokens, double *loss)
+{
+    int64_t steps = t->c->validation.steps;
+    double total = 0.0, sum;
+    *tokens = 0;
+    for (int64_t i = 0, at = 0; at < t->validator.rows && (steps < 0 || i < steps); i++) {
+        fsdp__sampler_step plan;
+        FSDP_TRY(fsdp__sampler_plan(&t->validator, at, t->rank, t->ranks,
+                                    t->c->validation.local_batch_size, &plan));
+        FSDP_TRY(reserve_sums(t, plan.calls));
+        for (int64_t call = 0; call < plan.calls; call++) {
+            FSDP_TRY(fsdp__sampler_fill(&t->validator, &plan, call, &t->mb));
+            fsdp_scope *scope = fsdp_scope_begin();
+            fsdp_tensor *one = forward(t);
+            t->sums[call] = one ? fsdp_item(one) : 0.0;
+            fsdp_scope_end(scope);
+            FSDP_TRY(fsdp_error());
+        }
+        FSDP_TRY(sum_losses(t, &plan, &sum));
+        total += sum;
+        *tokens += plan.valid_tokens;
+        at = plan.first + plan.rows;
+    }
+    *loss = *tokens > 0 ? total / (double)*tokens : NAN;
+    return FSDP_OK;
+}
+
+static fsdp_status validate(trainer *t)
+{
+    int64_t tokens;
+    double begin = fsdp__now();
+    (void)fsdp__metrics_peak(&t->metrics);
+    fsdp_module_train(t->model, 0);
+    fsdp_no_grad_begin();
+    fsdp_status s = validate_batches(t, &tokens, &t->validation);
+    fsdp_no_grad_end();
+    fsdp_module_train(t->model, 1);
+    FSDP_TRY(s);
+    FSDP_TRY(
+        fsdp__metrics_validation(&t->metrics, t->step, t->validation, tokens, fsdp__now() - begin));
+    fsdp__metrics_resume(&t->metrics);
+    return FSDP_OK;
+}
+
+/* ---- saving -----------------------------------------------------------------------------------
+ */
+
+static fsdp_status save(trainer *t)
+{
+    double begin = fsdp__now();
+    fsdp__ckpt_state s = {t->step, t->samples};
+    FSDP_TRY(fsdp__ckpt_save(t->model, t->opt, t->folder.checkpoints, &s));
+    if (t->rank == 0)
+        FSDP_TRY(fsdp__ckpt_prune(t->folder.checkpoints, t->c->checkpoint.keep_latest_k));
+    fsdp__say(&t->metrics, "checkpoint %s/step-%lld saved in %.2f s\n", t->folder.checkpoints,
+              (long long)t->step, fsdp__now() - begin);
+    fsdp__metrics_resume(&t->metrics);
+    return FSDP_OK;
+}
+
+static fsdp_status export(trainer *t)
+{
+    static const fsdp_dtype dtypes[] = {FSDP_F32, FSDP_BF16, FSDP_F16};
+    fsdp__hf_save_options o = {dtypes[t->c->checkpoint.export_dtype], t->in.tokenizer, 0};
+    FSDP_TRY(fsdp__hf_save_folder(t->model, &t->in.model, t->folder.hf, &o));
+    fsdp__say(&t->metrics, "model saved as Hugging Face folder %s\n", t->folder.hf);
+    return FSDP_OK;
+}
+
+/* ---- the run ------------------------------------------------------------------------------------
+ */
+
+/* After the first step everything that stays is there: the table again, with what was measured. */
+static fsdp_status print_bytes(trainer *t)
+{
+    enum { N = FSDP_PURPOSE_COUNT + 1 };
+    int64_t mine[N], largest[N] = {0};
+    memcpy(mine, t->metrics.peak, sizeof t->metrics.peak);
+    mine[N - 1] = t->metrics.peak_total;
+    int64_t *all = fsdp__calloc((size_t)t->ranks * N, sizeof *all, "the ranks' bytes");
+    if (!all) return fsdp_error();
+    fsdp_status s = fsdp_all_gather(t->world, FSDP_LANE_CONTROL, mine, all, sizeof mine, NULL);
+    for (int i = 0; s == FSDP_OK && i < t->ranks * N; i++)
+        if (all[i] > largest[i % N]) largest[i % N] = all[i];
+    free(all);
+    FSDP_TRY(s);
+    fsdp__str text = {0};
+    fsdp__byte_plan_text(&t->plan, largest, largest[N - 1], &text);
+    fsdp__say(&t->metrics, "memory after the first step, of the rank with most:\n%s",
+              fsdp__str_get(&text));
+    fsdp__str_free(&text);
+    return FSDP_OK;
+}
+
+static void tighten_timeouts(trainer *t)
+{
+    double seconds = t->c->comm.train_timeout_seconds;
+    fsdp_group_set_timeout(t->world, seconds);
+    for (int a = 0; a < fsdp_mesh_ndim(t->mesh); a++)
+        fsdp_group_set_timeout(fsdp_mesh_group(t->mesh, a), seconds);
+}
+
+static fsdp_status loop(trainer *t)
+{
+    const fsdp__train_config *c = t->c;
+    int64_t first = t->step, saved = t->folder.load_step, validated = -1;
+    t->metrics.started = fsdp__now();
+    fsdp__metrics_resume(&t->metrics);
+    while (t->step < c->training.steps && !t->asked) {
+        fsdp__sampler_step plan;
+        FSDP_TRY(train_step(t, &plan));
+        fsdp__metrics_step(&t->metrics, t->step, plan.valid_tokens);
+        if (t->step == first + 1) {
+            (void)fsdp__metrics_peak(&t->metrics);
+            FSDP_TRY(print_bytes(t));
+            tighten_timeouts(t);
+        }
+        if (t->step == first + 1 || t->step % c->metrics.log_freq == 0 ||
+            t->step == c->training.steps)
+            FSDP_TRY(fsdp__metrics_line(&t->metrics, t->step, t->loss, t->grad_norm,
+                                        fsdp_optimizer_lr(t->opt)));
+        if (c->validation.enable && t->step % c->validation.freq == 0) {
+            FSDP_TRY(validate(t));
+            validated = t->step;
+        }
+        if (c->checkpoint.enable && t->step % c->checkpoint.interval == 0) {
+            FSDP_TRY(save(t));
+            saved = t->step;
+        }
+    }
+    bool done = t->step >= c->training.steps;
+    if (done && c->validation.enable && validated != t->step) FSDP_TRY(validate(t));
+    if (c->checkpoint.enable && saved != t->step) FSDP_TRY(save(t));
+    return FSDP_OK;
+}
+
+/* Beside the validation loss, that of the model that only knows which token follows which. */
+static fsdp_status compare(trainer *t)
+{
+    if (!t->in.validation || t->rank != 0) return FSDP_OK;
+    FSDP_TRY(fsdp__bigram_loss(t->in.train, t->in.validation, t->in.train->vocab_size, &t->bigram));
+    fsdp__say(&t->metrics,
+              "validation loss %.4f nats a token; add-one-smoothed bigram model of the training "
+              "text: %.4f\n",
+              t->validation, t->bigram);
+    return FSDP_OK;
+}
+
+static fsdp_status finish(trainer *t)
+{
+    const fsdp__train_config *c = t->c;
+    if (t->step < c->training.steps) {
+        fsdp__say(&t->metrics, "stopped after step %lld as asked; %s\n", (long long)t->step,
+                  c->checkpoint.enable ? "start it again to go on from there"
+                                       : "checkpoint.enable is off, so nothing was saved");
+        return FSDP_INTERRUPTED;
+    }
+    FSDP_TRY(compare(t));
+    if (c->checkpoint.last_save_in_hf) FSDP_TRY(export(t));
+    FSDP_TRY(fsdp__run_folder_finish(c, t->step, t->loss, t->validation, t->bigram));
+    fsdp__say(&t->metrics, "finished: %lld steps; the run is in %s\n", (long long)t->step,
+              c->job.dump_folder);
+    return FSDP_OK;
+}
+
+static fsdp_status run(trainer *t)
+{
+    FSDP_TRY(start(t));
+    if (t->folder.finished) return FSDP_OK;
+    FSDP_TRY(make_mesh(t));
+    FSDP_TRY(fsdp__train_inputs_open(t->c, t->rank == 0, &t->in));
+    FSDP_TRY(make_samplers(t));
+    FSDP_TRY(make_model(t));
+    double flops = fsdp_model_flops_per_token(&t->in.model, t->c->training.seq_len);
+    FSDP_TRY(
+        fsdp__metrics_open(&t->metrics, t->folder.metrics, t->step, t->c->training.steps, flops));
+    FSDP_TRY(loop(t));
+    return finish(t);
+}
+
+fsdp_status fsdp__train(const fsdp__train_config *c, int (*stop)(void))
+{
+    if (fsdp_error()) return fsdp_error();
+    trainer t = {.c = c,
+                 .stop = stop,
+                 .rank = fsdp_rank(),
+                 .ranks = fsdp_world_size(),
+                 .world = fsdp_group_world(),
+                 .folder = {.load_step = -1},
+                 .loss = NAN,
+                 .grad_norm = NAN,
+                 .validation = NAN,
+                 .bigram = NAN};
+    fsdp__metrics_init(&t.metrics, t.rank, t.ranks);
+    fsdp_status s = run(&t);
+    fsdp__metrics_close(&t.metrics);
+    fsdp_optimizer_free(t.opt);
+    fsdp_module_free(t.model);
+    fsdp__microbatch_free(&t.mb);
+    fsdp__train_inputs_close(&t.in);
+    fsdp__run_folder_free(&t.folder);
+    free(t.sums);
+    free(t.all);
+    return s;
+}

@@ -18,6 +18,8 @@ typedef struct command {
 } command;
 
 static const command commands[] = {
+    {"train", fsdp__cmd_train, "train a language model cut over the ranks"},
+    {"generate", fsdp__cmd_generate, "continue a text with a model"},
     {"run", fsdp__cmd_run, "start N ranks of any program on this machine"},
     {"prepare", fsdp__cmd_prepare, "make token files and a tokenizer from files of text"},
     {"tokenize", fsdp__cmd_tokenize, "text on standard input to token ids, and back"},

@@ -33,7 +33,7 @@ static fsdp_status match_text(const fsdp_tokenizer *t, fsdp__added *a)
 {
     fsdp__str s = {0};
     if (a->normalized) {
-        fsdp_status status = fsdp__normalize(&t->normalizer, a->text, a->text_len, &s);
+        fsdp_status status = fsdp__normalize(&t->normalizer, a->text, a->text_len, &s, NULL);
         if (status != FSDP_OK) {
             fsdp__str_free(&s);
             return status;

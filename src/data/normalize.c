@@ -122,15 +122,29 @@ static fsdp_status one_step(const fsdp__tok_step *step, const char *s, size_t n,
     }
 }
 
+/* True if the step takes characters off the start of s (n). */
+static bool drops_start(const fsdp__tok_step *step, const char *s, size_t n)
+{
+    size_t start, end, len;
+    if (n == 0) return false;
+    if (step->kind == FSDP__TOK_STRIP)
+        return step->left && fsdp__char_is_space(fsdp__utf8_get(s, &len));
+    return step->kind == FSDP__TOK_REPLACE && step->text_len == 0 &&
+           fsdp__tok_find(step, s, n, 0, &start, &end) == 1 && start == 0 && end > 0;
+}
+
 fsdp_status fsdp__normalize(const fsdp__tok_steps *steps, const char *text, size_t n,
-                            fsdp__str *out)
+                            fsdp__str *out, bool *dropped)
 {
     fsdp__str now = {0}, next = {0};
     fsdp_status s = FSDP_OK;
     for (int64_t i = 0; i < steps->count; i++) {
         bool last = i == steps->count - 1;
         fsdp__str *to = last ? out : &next;
-        FSDP_GO(one_step(&steps->items[i], i ? fsdp__str_get(&now) : text, i ? now.len : n, to));
+        const char *from = i ? fsdp__str_get(&now) : text;
+        size_t len = i ? now.len : n;
+        if (dropped && drops_start(&steps->items[i], from, len)) *dropped = true;
+        FSDP_GO(one_step(&steps->items[i], from, len, to));
         if (to->failed) {
             s = fsdp__fail_memory("normalized text", n);
             goto done;

@@ -3,6 +3,7 @@
  *
  * Differences that are bridged here:
  *   \s \S   Oniguruma: Unicode's White_Space. PCRE2's also has U+180E.
+ *   [:alpha:] and its like: by Unicode's properties of the same names.
  *   \w \W   Oniguruma: Alphabetic, marks, decimal digits, connectors.
  *   ^ $     match at every line, lines end with \n only.
  * Class intersections (&&), nested classes, \h and the (?m) option mean
@@ -66,6 +67,32 @@ static fsdp_status translate_escape(fsdp__str *out, char c, bool in_class, const
     }
 }
 
+/* A class like [:alpha:] at s (n) inside of another; *i moves to its last character. */
+static fsdp_status translate_posix(fsdp__str *out, const char *s, size_t n, size_t *i,
+                                   const char *where, const char *pattern)
+{
+    static const char *const classes[][2] = {
+        {"[:alpha:]", "\\p{Alphabetic}"},
+        {"[:alnum:]", "\\p{Alphabetic}\\p{Nd}"},
+        {"[:digit:]", "\\p{Nd}"},
+        {"[:space:]", "\\p{White_Space}"},
+        {"[:upper:]", "\\p{Uppercase}"},
+        {"[:lower:]", "\\p{Lowercase}"},
+        {"[:word:]", WORD},
+        {"[:xdigit:]", "0-9A-Fa-f"},
+    };
+    for (size_t k = 0; k < sizeof classes / sizeof *classes; k++) {
+        size_t len = strlen(classes[k][0]);
+        if (len > n || memcmp(s, classes[k][0], len) != 0) continue;
+        fsdp__str_add(out, classes[k][1]);
+        *i += len - 1;
+        return FSDP_OK;
+    }
+    return refuse(where, pattern,
+                  "a class in brackets and colons other than alpha, alnum, digit, "
+                  "space, upper, lower, word and xdigit");
+}
+
 static fsdp_status translate(fsdp__str *out, const char *p, size_t n, const char *where)
 {
     bool in_class = false;
@@ -77,10 +104,11 @@ static fsdp_status translate(fsdp__str *out, const char *p, size_t n, const char
         if (in_class) {
             if (p[i] == '[' && !(i + 1 < n && p[i + 1] == ':'))
                 return refuse(where, p, "a class inside a class");
-            if (p[i] == '[') { /* [:alpha:] is copied whole */
-                while (i + 1 < n && p[i] != ']')
-                    fsdp__str_add_n(out, p + i++, 1);
-            } else if (p[i] == '&' && i + 1 < n && p[i + 1] == '&') {
+            if (p[i] == '[') {
+                FSDP_TRY(translate_posix(out, p + i, n - i, &i, where, p));
+                continue;
+            }
+            if (p[i] == '&' && i + 1 < n && p[i + 1] == '&') {
                 return refuse(where, p, "an intersection of classes (&&)");
             } else if (p[i] == ']') {
                 in_class = false;

@@ -110,9 +110,10 @@ static fsdp_status prepare_pieces(const fsdp_tokenizer *t, const char *text, siz
             continue;
         }
         size_t base = out->text.len;
-        FSDP_GO(fsdp__normalize(&t->normalizer, text + p->start, p->len, &out->text));
+        bool dropped = false; /* then the piece no longer begins where the text does */
+        FSDP_GO(fsdp__normalize(&t->normalizer, text + p->start, p->len, &out->text, &dropped));
         FSDP_GO(fsdp__added_split(t, true, fsdp__str_get(&out->text) + base, out->text.len - base,
-                                  base, p->first, out));
+                                  base, p->first && !dropped, out));
     }
 done:
     fsdp__pieces_free(&raw);

@@ -180,9 +180,10 @@ fsdp_status fsdp__tokenizer_read(fsdp_tokenizer *t, const json_t *root, const ch
 void fsdp__tok_steps_free(fsdp__tok_steps *steps);
 const char *fsdp__tok_kind_name(fsdp__tok_kind kind);
 
-/* normalize.c: text (n) through all normalizers, appended to out. */
+/* normalize.c: text (n) through all normalizers, appended to out. *dropped (may be NULL) becomes
+ * true where characters were removed from its start. */
 fsdp_status fsdp__normalize(const fsdp__tok_steps *steps, const char *text, size_t n,
-                            fsdp__str *out);
+                            fsdp__str *out, bool *dropped);
 /* Next match of a step's literal or regex, as fsdp__regex_find. */
 int fsdp__tok_find(const fsdp__tok_step *s, const char *text, size_t n, size_t from, size_t *start,
                    size_t *end);

@@ -264,6 +264,16 @@ static void test_parts(void **state)
     check_tokens(
         NORM("{\"type\":\"Replace\",\"pattern\":{\"Regex\":\"\\\\s+\"},\"content\":\"_\"}"),
         "b \t a", "b|_a");
+    /* What begins with the document is marked, but not where the normalizer cut its start off. */
+#define FIRST PRE("{\"type\":\"Metaspace\",\"replacement\":\"_\",\"prepend_scheme\":\"first\"}")
+    check_tokens(NORM("{\"type\":\"Strip\"}") FIRST, "a", "_a");
+    check_tokens(NORM("{\"type\":\"Strip\"}") FIRST, "\ta", "a");
+    check_tokens(NORM("{\"type\":\"Replace\",\"pattern\":{\"String\":\"b\"},\"content\":\"\"}")
+                     FIRST,
+                 "ba", "a");
+    check_tokens(PRE("{\"type\":\"Split\",\"pattern\":{\"Regex\":\"[[:alpha:].]+\"},\"behavior\":"
+                     "\"Removed\"}"),
+                 "a1b.2", "1|2");
     check_tokens(NORM("{\"type\":\"NFKC\"}"), "\xef\xbd\x81\xef\xbd\x82", "ab"); /* wide letters */
     check_tokens(
         "\"post_processor\":{\"type\":\"TemplateProcessing\",\"single\":[{\"SpecialToken\":"

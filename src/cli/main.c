@@ -23,6 +23,7 @@ static const command commands[] = {
     {"run", fsdp__cmd_run, "start N ranks of any program on this machine"},
     {"prepare", fsdp__cmd_prepare, "make token files and a tokenizer from files of text"},
     {"tokenize", fsdp__cmd_tokenize, "text on standard input to token ids, and back"},
+    {"parity", fsdp__cmd_parity, "compute the numbers of another program again and compare"},
 };
 
 enum { COMMAND_COUNT = sizeof commands / sizeof *commands };

@@ -46,9 +46,15 @@ fsdp_status fsdp__run_linear(fsdp__opcall *c)
     fsdp_tensor *y = c->out[0];
     if (!x || !w || (b && !(b = fsdp__dense(b)))) return fsdp_error();
     int64_t K = x->size[x->ndim - 1], N = y->size[y->ndim - 1], M = fsdp__rows(x);
+    /* Narrow dtypes: the bias stands in y before the product is added, so the sum rounds once. */
+    bool narrow = b && fsdp_dtype_size(y->dtype) < 4;
+    if (narrow) {
+        int64_t sizes[2] = {M, N}, row[2] = {0, 1}, strides[2] = {N, 1};
+        fsdp__k_copy(2, sizes, fsdp_data(b), b->dtype, row, fsdp_data(y), y->dtype, strides, 0);
+    }
     FSDP_TRY(fsdp__k_gemm(0, !c->i[0], M, N, K, fsdp_data(x), K, fsdp_data(w), c->i[0] ? N : K,
-                          x->dtype, fsdp_data(y), N, y->dtype, 0));
-    if (b) fsdp__k_add_bias(fsdp_data(y), fsdp_data(b), y->dtype, M, N);
+                          x->dtype, fsdp_data(y), N, y->dtype, narrow));
+    if (b && !narrow) fsdp__k_add_bias(fsdp_data(y), fsdp_data(b), y->dtype, M, N);
     return FSDP_OK;
 }
 

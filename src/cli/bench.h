@@ -24,6 +24,37 @@ typedef struct fsdp__bench_time {
 fsdp_status fsdp__bench_run(int times, fsdp_status (*fn)(void *arg), void *arg,
                             fsdp__bench_time *out);
 
+/* Several pieces of work in turn, `times` rounds (64 at most) after a warm-up, each started on all
+ * ranks together: what disturbs the machine meets them all, so their ratios hold. */
+typedef struct fsdp__bench_work {
+    fsdp_status (*fn)(void *arg);
+    void *arg;
+    fsdp__bench_time time;
+} fsdp__bench_work;
+enum { FSDP__BENCH_WORKS = 4 };
+fsdp_status fsdp__bench_turns(int times, int n, fsdp__bench_work *w);
+
+/* memcpy by as many threads as compute, in parts of 1 MiB: a piece of work (bench_rate.c). */
+typedef struct fsdp__bench_copy {
+    char *from, *to;
+    size_t bytes;
+} fsdp__bench_copy;
+fsdp_status fsdp__bench_copy_init(fsdp__bench_copy *c, size_t bytes); /* touches both buffers */
+fsdp_status fsdp__bench_copy_run(void *copy);
+void fsdp__bench_copy_free(fsdp__bench_copy *c);
+
+/* Issuing vector instructions on as many threads as compute: floats of one vector (lanes) of the
+ * instruction set in force, and two pieces of work of `count` instructions each, all threads
+ * together: independent fused multiply-adds (plain C: a product and a sum count as one), and a mix
+ * of products, sums, multiply-adds and integer instructions such as a polynomial of exp needs. */
+typedef struct fsdp__bench_issue {
+    int lanes;
+    double count;
+} fsdp__bench_issue;
+fsdp__bench_issue fsdp__bench_issue_init(void);
+fsdp_status fsdp__bench_issue_fma(void *issue);
+fsdp_status fsdp__bench_issue_mix(void *issue);
+
 /* Bytes a second (read plus written) of memcpy between buffers beyond the caches, by as many
  * threads as compute, all ranks at once. */
 fsdp_status fsdp__bench_copy_rate(double *rate);

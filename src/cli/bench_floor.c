@@ -35,59 +35,48 @@ static int by_value(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
+fsdp_status fsdp__bench_turns(int times, int n, fsdp__bench_work *w)
+{
+    enum { MOST = 64 };
+    double t[FSDP__BENCH_WORKS][MOST];
+    if (times > MOST) times = MOST;
+    for (int i = -1; i < times; i++)
+        for (int k = 0; k < n; k++) {
+            FSDP_TRY(fsdp_barrier(fsdp_group_world(), FSDP_LANE_CONTROL));
+            double start = fsdp__now();
+            FSDP_TRY(w[k].fn(w[k].arg));
+            if (i >= 0) t[k][i] = fsdp__now() - start;
+        }
+    for (int k = 0; k < n; k++) {
+        qsort(t[k], (size_t)times, sizeof t[k][0], by_value);
+        w[k].time.best = t[k][0];
+        w[k].time.median = t[k][times / 2];
+    }
+    return FSDP_OK;
+}
+
 fsdp_status fsdp__bench_run(int times, fsdp_status (*fn)(void *arg), void *arg,
                             fsdp__bench_time *out)
 {
-    double t[64];
-    if (times > 64) times = 64;
-    for (int i = -1; i < times; i++) {
-        FSDP_TRY(fsdp_barrier(fsdp_group_world(), FSDP_LANE_CONTROL));
-        double start = fsdp__now();
-        FSDP_TRY(fn(arg));
-        if (i >= 0) t[i] = fsdp__now() - start;
-    }
-    qsort(t, (size_t)times, sizeof *t, by_value);
-    out->best = t[0];
-    out->median = t[times / 2];
-    return FSDP_OK;
+    fsdp__bench_work w = {fn, arg, {0, 0}};
+    fsdp_status s = fsdp__bench_turns(times, 1, &w);
+    *out = w.time;
+    return s;
 }
 
 /* ---- copying ------------------------------------------------------------------- */
 
-enum { COPY_BYTES = 64 << 20, COPY_PARTS = 64 };
-
-typedef struct copy {
-    char *from, *to;
-} copy;
-
-static void copy_part(void *arg, int64_t part)
-{
-    copy *c = arg;
-    size_t n = COPY_BYTES / COPY_PARTS, at = (size_t)part * n;
-    memcpy(c->to + at, c->from + at, n);
-}
-
-static fsdp_status copy_all(void *arg)
-{
-    fsdp__parallel(COPY_PARTS, copy_part, arg);
-    return FSDP_OK;
-}
-
 fsdp_status fsdp__bench_copy_rate(double *rate)
 {
-    copy c = {fsdp__calloc(1, COPY_BYTES, "a buffer"), fsdp__calloc(1, COPY_BYTES, "a buffer")};
-    fsdp_status s = c.from && c.to ? FSDP_OK : fsdp_error();
+    enum { BYTES = 64 << 20 };
+    fsdp__bench_copy c;
     fsdp__bench_time t = {1, 1};
-    if (s == FSDP_OK) {
-        memset(c.from, 1, COPY_BYTES);
-        memset(c.to, 2, COPY_BYTES);
-        s = fsdp__bench_run(9, copy_all, &c, &t);
-    }
-    free(c.from);
-    free(c.to);
+    fsdp_status s = fsdp__bench_copy_init(&c, BYTES);
+    if (s == FSDP_OK) s = fsdp__bench_run(9, fsdp__bench_copy_run, &c, &t);
+    fsdp__bench_copy_free(&c);
     double seconds = t.median;
     if (s == FSDP_OK) s = fsdp__bench_max(&seconds);
-    *rate = 2.0 * COPY_BYTES / seconds;
+    *rate = 2.0 * BYTES / seconds;
     return s;
 }
 

@@ -17,5 +17,6 @@
 #include "dtensor.h"
 #include "shard.h"
 #include "optim.h"
+#include "data.h"
 
 #endif

@@ -55,11 +55,13 @@ static inline void check_error_at(fsdp_status code, const char *words, const cha
 }
 #define check_error(code, words) check_error_at(code, words, __FILE__, __LINE__)
 
+/* Live bytes of tensors. */
 static inline int64_t check_live(void)
 {
     fsdp_memory_stats m;
     fsdp_memory_get(&m);
-    return m.live_total;
+    /* What comm stages messages in stays for the next message. */
+    return m.live_total - m.live[FSDP_COMMUNICATION];
 }
 
 /* All elements as doubles; free it. */

@@ -69,6 +69,7 @@ static fsdp_status add_units(const fsdp__train_config *c, fsdp_module *model, su
         s->root.shard -= u.shard;
         s->root.gathered -= u.gathered;
         s->root.gradient -= u.gradient;
+        s->largest.shard = max(s->largest.shard, u.shard);
         s->largest.gathered = max(s->largest.gathered, u.gathered);
         s->largest.gradient = max(s->largest.gradient, u.gradient);
     }
@@ -83,10 +84,25 @@ static int64_t total(const int64_t *x)
     return n;
 }
 
+/* The peak of whole gradients and the shards' together. */
+static int64_t gradient_bytes(const sums *s, bool accumulate)
+{
+    /* What is not cut and not cast keeps the whole gradient as its own. */
+    if (s->ranks == 1 && s->kept == s->reduce) return s->all.shard;
+    if (accumulate) return s->all.gradient + max(s->root.shard, s->largest.shard);
+    /* The root's gradients begin with the head, so they are there all the while. When they are
+     * reduced, all shards have theirs; */
+    int64_t last = s->all.shard + s->root.gradient;
+    /* before, the last block's come beside those of a block whose reduction is not finished. */
+    int64_t reduced = s->all.shard - s->root.shard;
+    int64_t block = reduced + s->root.gradient + s->largest.gradient;
+    int64_t two = reduced - s->largest.shard + s->root.gradient + 2 * s->largest.gradient;
+    return s->largest.gradient == 0 ? last : max(last, max(block, two));
+}
+
 fsdp_status fsdp__byte_plan_make(const fsdp__train_config *c, fsdp_module *model,
                                  int64_t microbatches, fsdp__byte_plan *out)
 {
-    int64_t replicas = c->parallelism.data_parallel_replicate_degree;
     int64_t blocks = c->parallelism.fsdp_units == 1 ? 0 : fsdp_model_block_count(model);
     int64_t states = c->optimizer.name == 0 ? 2 : c->optimizer.momentum != 0;
     sums s = {.ranks = c->parallelism.data_parallel_shard_degree,
@@ -110,15 +126,7 @@ fsdp_status fsdp__byte_plan_make(const fsdp__train_config *c, fsdp_module *model
                                 : c->parallelism.fsdp_reshard_after_forward == FSDP__RESHARD_NEVER
                                     ? s.all.gathered
                                     : s.root.gathered + at_once * s.largest.gathered;
-    /* The whole gradients at hand: all while microbatches accumulate, else those of two units. */
-    int64_t running = microbatches > 1 ? s.all.gradient
-                      : blocks > 0     ? max(s.root.gradient, s.largest.gradient) +
-                                         (s.ranks * replicas > 1 ? s.largest.gradient : 0)
-                                   : s.all.gradient;
-    if (running > s.all.gradient) running = s.all.gradient;
-    /* Replicas that do not cast keep the whole gradient as the shard's. */
-    bool adopted = s.ranks == 1 && replicas > 1 && s.kept == s.reduce;
-    out->rank[FSDP_GRADIENTS] = s.all.shard + (adopted ? 0 : running);
+    out->rank[FSDP_GRADIENTS] = gradient_bytes(&s, microbatches > 1);
     out->whole_total = total(out->whole);
     out->rank_total = total(out->rank);
     return FSDP_OK;

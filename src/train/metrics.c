@@ -155,17 +155,20 @@ int64_t fsdp__metrics_peak(fsdp__metrics *m)
     for (int p = 0; p < FSDP_PURPOSE_COUNT; p++)
         if (s.peak[p] > m->peak[p]) m->peak[p] = s.peak[p];
     if (s.peak_total > m->peak_total) m->peak_total = s.peak_total;
+    if (s.peak_total > m->window) m->window = s.peak_total;
     return s.peak_total;
 }
 
 fsdp_status fsdp__metrics_line(fsdp__metrics *m, int64_t step, double loss, double grad_norm,
                                double lr)
 {
-    int64_t bytes = fsdp__metrics_peak(m);
+    (void)fsdp__metrics_peak(m);
+    int64_t bytes = m->window;
     double seconds = fsdp__now() - m->since;
     double tps = seconds > 0 ? (double)m->tokens / seconds / m->ranks : 0;
     double tflops = tps * m->flops_per_token / 1e12;
     int64_t tokens = m->tokens;
+    m->window = 0;
     fsdp__metrics_resume(m);
     if (!m->speaks) return FSDP_OK;
 

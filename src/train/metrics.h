@@ -24,6 +24,7 @@ typedef struct fsdp__metrics {
     int64_t tokens;                    /* of all ranks since then */
     int64_t peak[FSDP_PURPOSE_COUNT];  /* of this rank since the start */
     int64_t peak_total;
+    int64_t window;                    /* peak of all since the last line */
 } fsdp__metrics;
 
 void fsdp__metrics_init(fsdp__metrics *m, int rank, int ranks);

@@ -183,8 +183,9 @@ static fsdp_status read_options(steps *s)
     if (!json_is_array(s->list))
         return fsdp__json_fail(FSDP_INVALID_DATA, &s->at, "steps", "a list of steps");
     if ((int64_t)json_array_size(s->list) != s->S)
-        return fsdp__fail(FSDP_INVALID_DATA, "%s: found %zu steps, expected %lld, as the tokens have",
-                          s->file, json_array_size(s->list), (long long)s->S);
+        return fsdp__fail(FSDP_INVALID_DATA,
+                          "%s: found %zu steps, expected %lld, as the tokens have", s->file,
+                          json_array_size(s->list), (long long)s->S);
     return FSDP_OK;
 }
 

@@ -82,8 +82,7 @@ fsdp__parity_check *fsdp__parity_add(fsdp__parity_run *r, const char *what, cons
                                      double bound)
 {
     fsdp__parity_check *c = &r->report->check[r->report->count++];
-    *c = (fsdp__parity_check){
-        .what = what, .measure = measure, .bound = bound * r->o->tolerance};
+    *c = (fsdp__parity_check){.what = what, .measure = measure, .bound = bound * r->o->tolerance};
     return c;
 }
 

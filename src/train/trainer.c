@@ -426,11 +426,13 @@ static fsdp_status export(trainer *t)
 /* ---- the run ------------------------------------------------------------------------------------
  */
 
-/* After the first step everything that stays is there: the table again, with what was measured. */
+/* The table again, with what was measured. The first step gathers nothing ahead, since it records
+ * the order; the second is as all others. */
 static fsdp_status print_bytes(trainer *t)
 {
     enum { N = FSDP_PURPOSE_COUNT + 1 };
     int64_t mine[N], largest[N] = {0};
+    (void)fsdp__metrics_peak(&t->metrics);
     memcpy(mine, t->metrics.peak, sizeof t->metrics.peak);
     mine[N - 1] = t->metrics.peak_total;
     int64_t *all = fsdp__calloc((size_t)t->ranks * N, sizeof *all, "the ranks' bytes");
@@ -442,7 +444,7 @@ static fsdp_status print_bytes(trainer *t)
     FSDP_TRY(s);
     fsdp__str text = {0};
     fsdp__byte_plan_text(&t->plan, largest, largest[N - 1], &text);
-    fsdp__say(&t->metrics, "memory after the first step, of the rank with most:\n%s",
+    fsdp__say(&t->metrics, "memory of the first steps, of the rank with most:\n%s",
               fsdp__str_get(&text));
     fsdp__str_free(&text);
     return FSDP_OK;
@@ -466,11 +468,9 @@ static fsdp_status loop(trainer *t)
         fsdp__sampler_step plan;
         FSDP_TRY(train_step(t, &plan));
         fsdp__metrics_step(&t->metrics, t->step, plan.valid_tokens);
-        if (t->step == first + 1) {
-            (void)fsdp__metrics_peak(&t->metrics);
+        if (t->step == first + 1) tighten_timeouts(t);
+        if (t->step == first + 2 || (t->step == first + 1 && t->step == c->training.steps))
             FSDP_TRY(print_bytes(t));
-            tighten_timeouts(t);
-        }
         if (t->step == first + 1 || t->step % c->metrics.log_freq == 0 ||
             t->step == c->training.steps)
             FSDP_TRY(fsdp__metrics_line(&t->metrics, t->step, t->loss, t->grad_norm,

@@ -89,11 +89,8 @@ static void load_rows(const job *j, const void *x, int64_t at, int64_t stride, i
     size_t size = fsdp_dtype_size(a->t);
     for (int64_t i = 0; i < n; i++) {
         const char *row = (const char *)x + (size_t)(at + i * stride) * size;
-        if (a->t == FSDP_F32)
-            memcpy(y + i * j->ldd, row, (size_t)a->D * 4);
-        else
-            fsdp__convert(y + i * j->ldd, FSDP_F32, row, a->t, (size_t)a->D);
-        memset(y + i * j->ldd + a->D, 0, (size_t)(j->columns - a->D) * 4);
+        j->tile->widen(row, a->t, a->D, y + i * j->ldd);
+        if (j->columns > a->D) memset(y + i * j->ldd + a->D, 0, (size_t)(j->columns - a->D) * 4);
     }
     for (int64_t i = n; i < padded; i++)
         memset(y + i * j->ldd, 0, (size_t)j->columns * 4);

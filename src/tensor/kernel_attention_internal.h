@@ -37,6 +37,8 @@ typedef struct fsdp__attention_tile {
     /* c (m,n) (+)= a (m,k) * b (k,n); a(i,k) is a[i * ai + k * ak]. */
     void (*multiply)(int64_t m, int64_t n, int64_t k, const float *a, int64_t ai, int64_t ak,
                      const float *b, int64_t ldb, float *c, int64_t ldc, int add);
+    /* y = n elements of x, of f32, bf16 or f16. */
+    void (*widen)(const void *x, fsdp_dtype t, int64_t n, float *y);
     /* x (rows,ld) to y (columns,ldy), times scale; both multiples of 8. */
     void (*transpose)(const float *x, int64_t ld, int64_t rows, int64_t columns, float scale,
                       float *y, int64_t ldy);

@@ -4,15 +4,37 @@
  */
 #include <math.h>
 #include <stddef.h>
+#include <string.h>
 
+#include "base/convert.h"
 #include "base/cpu.h"
 #include "tensor/kernel_attention_internal.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
 
-#define AVX2 __attribute__((target("avx2,fma")))
-#define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma")))
+#define AVX2 __attribute__((target("avx2,fma,f16c")))
+#define AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c")))
+
+/* A head's row is short: a call for each row must cost little. */
+AVX2 static void widen_avx2(const void *x, fsdp_dtype t, int64_t n, float *y)
+{
+    const uint16_t *h = x;
+    int64_t i = 0;
+    if (t == FSDP_F32) {
+        memcpy(y, x, (size_t)n * 4);
+        return;
+    }
+    for (; i + 8 <= n; i += 8) {
+        __m128i v = _mm_loadu_si128((const __m128i *)(h + i));
+        __m256 f = t == FSDP_F16
+                       ? _mm256_cvtph_ps(v)
+                       : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(v), 16));
+        _mm256_storeu_ps(y + i, f);
+    }
+    for (; i < n; i++)
+        y[i] = t == FSDP_F16 ? fsdp__f16_to_f32(h[i]) : fsdp__bf16_to_f32(h[i]);
+}
 
 /* 8 by 8 in registers; both instruction sets use it. */
 AVX2 static void transpose_avx2(const float *x, int64_t ld, int64_t rows, int64_t columns,

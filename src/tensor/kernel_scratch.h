@@ -3,8 +3,9 @@
  * grown on demand, freed when its thread ends.
  *
  * A kernel that needs room for tiles asks here instead of malloc, since fresh
- * pages at each call would cost more than the tiles save. The blocks are small
- * (a few MiB a thread, sized by the tiles, not by the tensors), are nobody's
+ * pages at each call would cost more than the tiles save. The blocks are a few
+ * MiB a thread, sized by the tiles; larger only where a backward of attention
+ * keeps dq of one group of heads in f32, and in the plain form. They are nobody's
  * tensor, and so stand outside the accounts of memory.
  */
 #ifndef FSDP_TENSOR_KERNEL_SCRATCH_H

@@ -259,6 +259,13 @@ static void matching_free(matching *m)
 
 fsdp_status fsdp__hf_load_weights(fsdp_module *model, const char *folder)
 {
+    int64_t bytes;
+    return fsdp__hf_load_weights_counted(model, folder, &bytes);
+}
+
+fsdp_status fsdp__hf_load_weights_counted(fsdp_module *model, const char *folder, int64_t *bytes)
+{
+    *bytes = 0;
     if (fsdp_error()) return fsdp_error();
     if (!model) return fsdp__fail(FSDP_INVALID_ARGUMENT, "%s: no model to load into", folder);
     matching m = {0};
@@ -272,6 +279,7 @@ fsdp_status fsdp__hf_load_weights(fsdp_module *model, const char *folder)
         if (m.names.items[i].first < 0)
             FSDP_GO(
                 read_param(m.st[i], m.t[i], m.names.items[i].name, m.names.items[i].param, buffer));
+    *bytes = fsdp__hf_weights_bytes_read(m.weights);
 done:
     free(buffer);
     matching_free(&m);

@@ -14,6 +14,8 @@
  * folder, converted to each parameter's dtype. Every rank calls it; none waits for another. Missing,
  * extra and misshaped weights are one error with three lists, and then nothing has been changed. */
 fsdp_status fsdp__hf_load_weights(fsdp_module *model, const char *folder);
+/* The same; *bytes becomes what this rank has read from the files, headers included. */
+fsdp_status fsdp__hf_load_weights_counted(fsdp_module *model, const char *folder, int64_t *bytes);
 
 typedef struct fsdp__hf_save_options {
     fsdp_dtype dtype;      /* of the weights in the file; FSDP_DTYPE_NONE: f32 */

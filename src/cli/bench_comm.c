@@ -129,9 +129,9 @@ static fsdp_status copy_same(void *arg)
 {
     const reference *r = arg;
     const env *e = r->e;
-    size_t half = (size_t)(e->bytes * e->N), n = (size_t)r->bytes;
+    fsdp__bench_copy c = {e->own + e->bytes * e->N, e->own, (size_t)r->bytes};
     for (int i = 0; i < e->repeat; i++)
-        memcpy(e->own, e->own + half, n);
+        FSDP_TRY(fsdp__bench_copy_run(&c));
     return FSDP_OK;
 }
 

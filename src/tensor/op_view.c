@@ -25,8 +25,8 @@ static bool view_strides(const fsdp_tensor *x, int ndim, const int64_t *sizes, i
     int old = x->ndim - 1, new = ndim - 1;
     while (old >= 0) {
         int64_t run = x->size[old], step = x->stride[old];
-        while (old > 0 &&
-               (x->size[old - 1] == 1 || x->stride[old - 1] == x->stride[old] * x->size[old]))
+        /* A dim of size 1 joins any run, and its stride says nothing. */
+        while (old > 0 && (x->size[old - 1] == 1 || x->stride[old - 1] == step * run))
             run *= x->size[--old];
         old--;
         int64_t done = 1;

@@ -89,7 +89,8 @@ static int64_t gradient_bytes(const sums *s, bool accumulate)
 {
     /* What is not cut and not cast keeps the whole gradient as its own. */
     if (s->ranks == 1 && s->kept == s->reduce) return s->all.shard;
-    if (accumulate) return s->all.gradient + max(s->root.shard, s->largest.shard);
+    if (accumulate && s->largest.gradient)
+        return max(s->all.gradient + s->largest.shard, s->all.shard + s->root.gradient);
     /* The root's gradients begin with the head, so they are there all the while. When they are
      * reduced, all shards have theirs; */
     int64_t last = s->all.shard + s->root.gradient;

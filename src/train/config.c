@@ -77,7 +77,7 @@ static const fsdp__option model_rows[] = {
 
 static const fsdp__option optimizer_rows[] = {
     ENUM_(optimizer, name, "AdamW", "AdamW|SGD", "The optimizer."),
-    FLOAT_(optimizer, lr, "8e-4", 0, BIG, "Peak learning rate."),
+    FLOAT_(optimizer, lr, "8e-4", 0, 1e30, "Peak learning rate."),
     FLOAT_(optimizer, beta1, "0.9", 0, 0.999999999, "Decay of the first moment (AdamW)."),
     FLOAT_(optimizer, beta2, "0.95", 0, 0.999999999, "Decay of the second moment (AdamW)."),
     FLOAT_(optimizer, eps, "1e-8", 0, BIG, "Added to the root of the second moment (AdamW)."),

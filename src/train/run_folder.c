@@ -166,16 +166,12 @@ static fsdp_status decide(const fsdp__train_config *c, const char *text, fsdp__m
                           "on from; choose another job.dump_folder, with checkpoint.enable if it "
                           "shall be made longer later",
                           folder, (long long)before.steps);
-    FSDP_TRY(fsdp__dir_make(folder));
     if (before.there) FSDP_TRY(say_changes(folder, text, m));
     if (f->load_step >= 0)
         fsdp__say(m, "going on from %s/step-%lld\n", f->checkpoints, (long long)f->load_step);
     else if (before.there)
         fsdp__say(m, "%s: the run was not finished and has no checkpoint: starting over\n", folder);
-    if (c->checkpoint.enable) FSDP_TRY(fsdp__ckpt_prune(f->checkpoints, 0));
-    FSDP_TRY(write_config(folder, text));
-    return write_state(folder, json_pack("{s:s, s:I}", "state", "running", "steps",
-                                         (json_int_t)(f->load_step < 0 ? 0 : f->load_step)));
+    return FSDP_OK;
 }
 
 fsdp_status fsdp__run_folder_open(const fsdp__train_config *c, const char *text, fsdp__metrics *m,
@@ -196,6 +192,21 @@ fsdp_status fsdp__run_folder_open(const fsdp__train_config *c, const char *text,
     out->finished = told[0] != 0;
     out->load_step = told[1];
     return FSDP_OK;
+}
+
+fsdp_status fsdp__run_folder_begin(const fsdp__train_config *c, const char *text,
+                                   const fsdp__run_folder *f)
+{
+    const char *folder = c->job.dump_folder;
+    if (fsdp_rank() == 0) {
+        FSDP_TRY(fsdp__dir_make(folder));
+        if (c->checkpoint.enable) FSDP_TRY(fsdp__ckpt_prune(f->checkpoints, 0));
+        FSDP_TRY(write_config(folder, text));
+        FSDP_TRY(write_state(folder, json_pack("{s:s, s:I}", "state", "running", "steps",
+                                               (json_int_t)(f->load_step < 0 ? 0 : f->load_step))));
+    }
+    /* A folder that cannot be written is seen before the ranks take memory. */
+    return fsdp_barrier(fsdp_group_world(), FSDP_LANE_CONTROL);
 }
 
 void fsdp__run_folder_free(fsdp__run_folder *f)

@@ -23,10 +23,13 @@ typedef struct fsdp__run_folder {
  * another than rank 0's, naming the options. Collective. */
 fsdp_status fsdp__config_agree(const char *text);
 
-/* Looks at the folder of c and decides where to begin; makes it, writes config.yaml and marks the
- * run as running unless it is finished. Rank 0 does that and tells the others. Collective. */
+/* Looks at the folder of c and decides where to begin; changes nothing. Rank 0 does that and tells
+ * the others. Collective. */
 fsdp_status fsdp__run_folder_open(const fsdp__train_config *c, const char *text, fsdp__metrics *m,
                                   fsdp__run_folder *out);
+/* Makes the folder, writes config.yaml and marks the run as running. Collective. */
+fsdp_status fsdp__run_folder_begin(const fsdp__train_config *c, const char *text,
+                                   const fsdp__run_folder *f);
 void fsdp__run_folder_free(fsdp__run_folder *f);
 /* Marks it finished after `steps`; validation and bigram NAN where they are not known. Rank 0
  * alone; other ranks' calls do nothing. */

@@ -36,6 +36,7 @@ typedef struct trainer {
     int (*stop)(void);
     int rank, ranks;
     fsdp_group *world;
+    fsdp__str text; /* of the resolved configuration */
     fsdp__run_folder folder;
     fsdp__metrics metrics;
     fsdp__train_inputs in;
@@ -76,20 +77,15 @@ static fsdp_status fail_alike(const trainer *t, fsdp_status code, const char *fm
 static fsdp_status start(trainer *t)
 {
     const fsdp__train_config *c = t->c;
-    fsdp__str text = {0};
     fsdp_group_set_timeout(t->world, c->comm.init_timeout_seconds);
-    fsdp__train_config_text(c, &text);
-    if (text.failed) return fsdp__fail_memory("the configuration's text", text.len);
-    fsdp_status s = fsdp__config_agree(text.p);
-    if (s == FSDP_OK) {
-        fsdp__say(&t->metrics, "%s\n", c->job.description ? c->job.description : "");
-        if (c->job.print_config) fsdp__say(&t->metrics, "%s", text.p);
-        fsdp__say(&t->metrics, "configuration hash %016" PRIx64 "\n",
-                  fsdp__train_config_hash(text.p));
-        s = fsdp__run_folder_open(c, text.p, &t->metrics, &t->folder);
-    }
-    fsdp__str_free(&text);
-    return s;
+    fsdp__train_config_text(c, &t->text);
+    if (t->text.failed) return fsdp__fail_memory("the configuration's text", t->text.len);
+    FSDP_TRY(fsdp__config_agree(t->text.p));
+    fsdp__say(&t->metrics, "%s\n", c->job.description ? c->job.description : "");
+    if (c->job.print_config) fsdp__say(&t->metrics, "%s", t->text.p);
+    fsdp__say(&t->metrics, "configuration hash %016" PRIx64 "\n",
+              fsdp__train_config_hash(t->text.p));
+    return fsdp__run_folder_open(c, t->text.p, &t->metrics, &t->folder);
 }
 
 static fsdp_status make_mesh(trainer *t)
@@ -238,6 +234,7 @@ static fsdp_status make_model(trainer *t)
         free(text);
     }
     FSDP_TRY(check_limit(t));
+    FSDP_TRY(fsdp__run_folder_begin(t->c, t->text.p, &t->folder));
     FSDP_TRY(fsdp_to_empty(t->model, FSDP_CPU));
     FSDP_TRY(make_optimizer(t));
     return fill(t);
@@ -555,6 +552,7 @@ fsdp_status fsdp__train(const fsdp__train_config *c, int (*stop)(void))
     fsdp__microbatch_free(&t.mb);
     fsdp__train_inputs_close(&t.in);
     fsdp__run_folder_free(&t.folder);
+    fsdp__str_free(&t.text);
     free(t.sums);
     free(t.all);
     return s;

@@ -146,8 +146,7 @@ static void match_params(matching *m, const char *prefix)
         fsdp__st *st = NULL;
         const fsdp__st_tensor *t = find(m->weights, n->name, prefix, &st);
         if (!t) continue;
-        if (!same_shape(t, n->param))
-            note_misshaped(m, t, n->param);
+        if (!same_shape(t, n->param)) note_misshaped(m, t, n->param);
         if (!m->t[at]) {
             m->t[at] = t;
             m->st[at] = st;

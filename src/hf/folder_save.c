@@ -140,8 +140,8 @@ static bool is_ours(const char *name)
 {
     for (size_t i = 0; i < sizeof own_files / sizeof *own_files; i++)
         if (!strcmp(name, own_files[i])) return true;
-    return fsdp__starts_with(name, "model") &&
-           (fsdp__ends_with(name, ".safetensors") || fsdp__ends_with(name, ".safetensors.index.json"));
+    return fsdp__starts_with(name, "model") && (fsdp__ends_with(name, ".safetensors") ||
+                                                fsdp__ends_with(name, ".safetensors.index.json"));
 }
 
 static fsdp_status check_replaceable(const char *folder)

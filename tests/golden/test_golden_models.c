@@ -53,10 +53,9 @@ static job model_job(const char *name)
 static void models_on_one_and_three_ranks(void **state)
 {
     (void)state;
-    static const char *const names[] = {"llama",          "llama-tied", "llama3-rope",
-                                        "llama-headdim",  "mistral",    "mistral-window",
-                                        "llama-defaults", "qwen2",      "qwen3",
-                                        "gpt2"};
+    static const char *const names[] = {
+        "llama",          "llama-tied",     "llama3-rope", "llama-headdim", "mistral",
+        "mistral-window", "llama-defaults", "qwen2",       "qwen3",         "gpt2"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         for (int n = 1; n <= 3; n += 2) {
             job j = model_job(names[i]);

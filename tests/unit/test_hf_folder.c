@@ -131,8 +131,7 @@ static void narrow_and_in_several_files(void **state)
     fsdp_model_config c = small(FSDP_LLAMA);
     fsdp_module *a = make(&c, 1), *b = make(&c, 2);
     assert_int_equal(fsdp__file_write(in("t.json"), "{}", 2), FSDP_OK);
-    fsdp__hf_save_options o = {
-        .dtype = FSDP_BF16, .tokenizer = in("t.json"), .shard_limit = 1000};
+    fsdp__hf_save_options o = {.dtype = FSDP_BF16, .tokenizer = in("t.json"), .shard_limit = 1000};
     assert_int_equal(fsdp__hf_save_folder(a, &c, in("saved/"), &o), FSDP_OK);
     assert_true(there(in("saved"), "model.safetensors.index.json"));
     assert_true(there(in("saved"), "tokenizer.json"));
@@ -187,8 +186,9 @@ static void write_entries(const entry *e, int64_t n)
     for (int64_t i = 0; i < 4096; i++)
         ones[i] = 1.0F;
     for (int64_t i = 0; i < n; i++)
-        items[i] = (fsdp__st_entry){e[i].name, e[i].dtype == FSDP_DTYPE_NONE ? FSDP_F32 : e[i].dtype,
-                                    e[i].ndim, e[i].shape, ones};
+        items[i] =
+            (fsdp__st_entry){e[i].name, e[i].dtype == FSDP_DTYPE_NONE ? FSDP_F32 : e[i].dtype,
+                             e[i].ndim, e[i].shape, ones};
     assert_int_equal(fsdp__st_write(in("model.safetensors"), items, n, NULL, 0, NULL, NULL),
                      FSDP_OK);
 }
@@ -271,8 +271,9 @@ static void three_lists_and_nothing_changed(void **state)
     const char *text = fsdp_error_text();
     assert_non_null(strstr(text, "1 missing: model.layers.0.input_layernorm.weight"));
     assert_non_null(strstr(text, "1 extra: model.layers.7.other"));
-    assert_non_null(strstr(text, "2 misshaped: 'model.layers.0.self_attn.q_proj.weight' is F32 (11, "
-                                 "12) and the model wants (12, 12)"));
+    assert_non_null(strstr(text,
+                           "2 misshaped: 'model.layers.0.self_attn.q_proj.weight' is F32 (11, "
+                           "12) and the model wants (12, 12)"));
     assert_non_null(strstr(text, "I32"));
     fsdp_error_clear();
     assert_true(difference(m, same) == 0.0);

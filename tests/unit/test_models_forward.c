@@ -117,21 +117,29 @@ static void names_of_gpt2(void **state)
 {
     (void)state;
     static const char *const expected[] = {
-        "transformer.wte.weight",           "transformer.wpe.weight",
-        "transformer.h.0.ln_1.weight",      "transformer.h.0.ln_1.bias",
-        "transformer.h.0.attn.c_attn.weight", "transformer.h.0.attn.c_attn.bias",
-        "transformer.h.0.attn.c_proj.weight", "transformer.h.0.attn.c_proj.bias",
-        "transformer.h.0.ln_2.weight",      "transformer.h.0.ln_2.bias",
-        "transformer.h.0.mlp.c_fc.weight",  "transformer.h.0.mlp.c_fc.bias",
-        "transformer.h.0.mlp.c_proj.weight", "transformer.h.0.mlp.c_proj.bias",
-        "transformer.ln_f.weight",          "transformer.ln_f.bias",
+        "transformer.wte.weight",
+        "transformer.wpe.weight",
+        "transformer.h.0.ln_1.weight",
+        "transformer.h.0.ln_1.bias",
+        "transformer.h.0.attn.c_attn.weight",
+        "transformer.h.0.attn.c_attn.bias",
+        "transformer.h.0.attn.c_proj.weight",
+        "transformer.h.0.attn.c_proj.bias",
+        "transformer.h.0.ln_2.weight",
+        "transformer.h.0.ln_2.bias",
+        "transformer.h.0.mlp.c_fc.weight",
+        "transformer.h.0.mlp.c_fc.bias",
+        "transformer.h.0.mlp.c_proj.weight",
+        "transformer.h.0.mlp.c_proj.bias",
+        "transformer.ln_f.weight",
+        "transformer.ln_f.bias",
     };
     fsdp_model_config c = small(FSDP_GPT2);
     c.num_layers = 1;
     fsdp_module *m = make(&c);
     expect_names(m, expected, sizeof expected / sizeof *expected);
-    const int64_t *size =
-        fsdp_param_sizes(fsdp_module_param(fsdp_module_find(m, "transformer.h.0.mlp.c_fc"), "weight"));
+    const int64_t *size = fsdp_param_sizes(
+        fsdp_module_param(fsdp_module_find(m, "transformer.h.0.mlp.c_fc"), "weight"));
     assert_int_equal(size[0], 24); /* (in, out) */
     assert_int_equal(size[1], 40);
     fsdp_module_free(m);
@@ -369,7 +377,8 @@ static void blocks_hold_one_activation(void **state)
     assert_int_equal(peak[0], peak[1]);
 }
 
-/* ---- counted operations ------------------------------------------------------------------------ */
+/* ---- counted operations ------------------------------------------------------------------------
+ */
 
 static void operations_a_token(void **state)
 {
@@ -384,7 +393,8 @@ static void operations_a_token(void **state)
     assert_true(fabs(fsdp_model_flops_per_token(&c, 10) - expected) < 1e-6);
 }
 
-/* ---- mistakes ---------------------------------------------------------------------------------- */
+/* ---- mistakes ----------------------------------------------------------------------------------
+ */
 
 static void expect_error(fsdp_tensor *t, const char *words)
 {
@@ -400,7 +410,8 @@ static void mistakes_are_named(void **state)
     fsdp_module *m = make(&c);
     fsdp_scope *scope = fsdp_scope_begin();
     int64_t sizes[2] = {1, 4};
-    expect_error(fsdp_model_forward(m, fsdp_zeros(FSDP_F32, 2, sizes), NULL, NULL), "tokens are f32");
+    expect_error(fsdp_model_forward(m, fsdp_zeros(FSDP_F32, 2, sizes), NULL, NULL),
+                 "tokens are f32");
     fsdp_tensor *tokens = ids(1, 4, 0, 1, 37);
     expect_error(fsdp_model_forward(m, tokens, NULL, ids(1, 3, 0, 1, 37)), "targets are");
     expect_error(fsdp_model_forward(m, ids(1, 17, 0, 1, 37), NULL, NULL), "16 positions");

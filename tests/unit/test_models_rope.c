@@ -160,9 +160,8 @@ static void wrong_positions_are_named(void **state)
     fsdp__rope r = plain(8);
     const int64_t where[3] = {4, 5, 6};
     fsdp_tensor *cs, *sn;
-    assert_int_equal(
-        fsdp__rope_get(&r, input(1, 4, FSDP_CPU), ids(1, 3, where), 0, &cs, &sn),
-        FSDP_INVALID_SHAPE);
+    assert_int_equal(fsdp__rope_get(&r, input(1, 4, FSDP_CPU), ids(1, 3, where), 0, &cs, &sn),
+                     FSDP_INVALID_SHAPE);
     assert_non_null(strstr(fsdp_error_text(), "(1, 4)"));
     fsdp_error_clear();
     fsdp__rope_free(&r);

@@ -200,6 +200,7 @@ fsdp_status fsdp_fully_shard(fsdp_module *m, const fsdp_shard_options *o)
     int64_t cap = 0;
     if (!(u->name = fsdp__strdup(fsdp_module_name(m)))) FSDP_GO(fsdp_error());
     FSDP_GO(use_mesh(u));
+    FSDP_GO(fsdp__module_name_params(m)); /* the placement function and messages name them */
     FSDP_GO(gather_params(u, m, &cap));
     size_t n = (size_t)u->n_params + 1;
     u->gather_entries = fsdp__calloc(n, sizeof *u->gather_entries, "a unit");
@@ -214,10 +215,10 @@ fsdp_status fsdp_fully_shard(fsdp_module *m, const fsdp_shard_options *o)
         fsdp__fparam *p = &u->params[i];
         p->param->shard = p;
         p->param->kept = p->sharded;
-        p->sharded->st->owner = p->whole->st->owner = p->grad->st->owner = p->param->name;
         fsdp__param_set(p->param, p->sharded);
         p->param->unit = u->name;
     }
+    fsdp__unit_name_storages(u);
     m->in->shard = u;
     m->in->shard_free = fsdp__unit_free;
 done:
@@ -248,6 +249,7 @@ fsdp_status fsdp_unshard(fsdp_module *m)
     fsdp__unit *u;
     FSDP_TRY(need_unit(m, "fsdp_unshard", &u));
     FSDP_TRY(fsdp__module_name_params(m));
+    fsdp__unit_name_storages(u);
     FSDP_TRY(fsdp__unit_unshard(u, false));
     return fsdp__unit_wait(u);
 }
@@ -284,6 +286,8 @@ static void set_keep(fsdp__unit *u, double v)
     u->keep = v == 0.0;
 }
 
+/* Gives shared copies back and frees works, so that comm can start anew; works that were given up
+ * say nothing when they are waited for. */
 static void drop_all(fsdp__unit *u, double v)
 {
     (void)v;
@@ -365,11 +369,9 @@ fsdp_status fsdp_set_event_hook(fsdp_module *m, fsdp_event_fn fn, void *arg)
 
 fsdp_status fsdp_reset_iteration(fsdp_module *m)
 {
-    if (!m) return FSDP_INVALID_ARGUMENT;
+    if (!m) return fsdp_error() ? fsdp_error() : FSDP_INVALID_ARGUMENT;
     fsdp_error_clear();
-    each_unit(m, 1, drop_all, 0.0); /* waits for unfinished work end with the abort's text */
-    fsdp_error_clear();
-    FSDP_TRY(fsdp__comm_reset());
+    each_unit(m, 1, drop_all, 0.0);
     fsdp__unit *u = fsdp__unit_of(m);
     if (u && u->tree) {
         fsdp__tree *t = u->tree;
@@ -379,5 +381,6 @@ fsdp_status fsdp_reset_iteration(fsdp_module *m)
         t->order = NULL;
         t->train.known = t->train.recording = t->eval.known = t->eval.recording = false;
     }
-    return fsdp_error();
+    /* Waiting for what the error broke off has kept it again; this forgets it on all ranks. */
+    return fsdp__comm_reset();
 }

@@ -53,11 +53,9 @@ static fsdp_status name_units(fsdp__tree *t)
         free(u->name);
         u->name = name;
         u->index = i;
-        for (int k = 0; k < u->n_params; k++) {
-            fsdp__fparam *p = &u->params[k];
-            p->param->unit = u->name;
-            p->sharded->st->owner = p->whole->st->owner = p->grad->st->owner = p->param->name;
-        }
+        for (int k = 0; k < u->n_params; k++)
+            u->params[k].param->unit = u->name;
+        fsdp__unit_name_storages(u);
     }
     fsdp__str_free(&prefix);
     return fsdp_error();

@@ -39,6 +39,14 @@ void fsdp__event(fsdp__unit *u, fsdp_event_kind k)
     if (u->tree && u->tree->event) u->tree->event(u->tree->event_arg, k, u->name);
 }
 
+void fsdp__unit_name_storages(fsdp__unit *u)
+{
+    for (int i = 0; i < u->n_params; i++) {
+        fsdp__fparam *p = &u->params[i];
+        p->sharded->st->owner = p->whole->st->owner = p->grad->st->owner = p->param->name;
+    }
+}
+
 bool fsdp__unit_stale(const fsdp__unit *u)
 {
     for (int i = 0; i < u->n_params; i++)

@@ -86,6 +86,8 @@ struct fsdp__tree {
 fsdp_status fsdp__unit_unshard(fsdp__unit *u, bool ahead);
 fsdp_status fsdp__unit_wait(fsdp__unit *u);
 fsdp_status fsdp__unit_reshard(fsdp__unit *u);
+/* Storages say whose they are in messages: by the parameters' present names. */
+void fsdp__unit_name_storages(fsdp__unit *u);
 /* The shards changed since u was gathered. */
 bool fsdp__unit_stale(const fsdp__unit *u);
 void fsdp__unit_free(void *u);

@@ -12,11 +12,26 @@
 #include "base/memory.h"
 #include "tensor/state.h"
 
+static void close_innermost(fsdp__tensor_state *s)
+{
+    fsdp_scope *scope = s->scope;
+    /* Backwards, so that what was made last goes first. Releasing a tensor may free a graph, which
+     * may forget others of this scope: read the count anew each time. */
+    while (scope->count > 0) {
+        fsdp_tensor *t = scope->items[--scope->count];
+        t->scope = NULL;
+        fsdp_release(t);
+    }
+    s->scope = scope->outer;
+    scope->outer = s->spare;
+    s->spare = scope;
+}
+
 static void free_state(void *p)
 {
     fsdp__tensor_state *s = p;
-    while (s->scope)
-        fsdp_scope_end(s->scope);
+    while (s->scope) /* left open by a function that failed */
+        close_innermost(s);
     while (s->spare) {
         fsdp_scope *next = s->spare->outer;
         free(s->spare->items);
@@ -89,21 +104,6 @@ fsdp_scope *fsdp_scope_begin(void)
     scope->outer = s->scope;
     s->scope = scope;
     return scope;
-}
-
-static void close_innermost(fsdp__tensor_state *s)
-{
-    fsdp_scope *scope = s->scope;
-    /* Backwards, so that what was made last goes first. Releasing a tensor may free a graph, which
-     * may forget others of this scope: read the count anew each time. */
-    while (scope->count > 0) {
-        fsdp_tensor *t = scope->items[--scope->count];
-        t->scope = NULL;
-        fsdp_release(t);
-    }
-    s->scope = scope->outer;
-    scope->outer = s->spare;
-    s->spare = scope;
 }
 
 void fsdp_scope_end(fsdp_scope *scope)

@@ -74,7 +74,7 @@ static inline net *net_create(int blocks)
     n->in = fsdp_module_add(&n->base, "in", fsdp_linear_create(NET_IN, NET_C, 1));
     n->layers = fsdp_module_add(&n->base, "layers", fsdp_module_list_create());
     for (int i = 0; i < blocks; i++) {
-        char name[8];
+        char name[16];
         snprintf(name, sizeof name, "%d", i);
         n->block[i] = fsdp_module_add(n->layers, name, net_block_create());
     }

@@ -9,7 +9,7 @@ static fsdp_status rank_main(void *arg)
     int64_t *gathers = arg;
     fsdp_module *m = fsdp_sequential_create();
     for (int i = 0; i < 4; i++) {
-        char name[8];
+        char name[16];
         snprintf(name, sizeof name, "%d", i);
         fsdp_module *l = fsdp_module_add(m, name, fsdp_linear_create(7, 7, 1));
         EXPECT(l && fsdp_fully_shard(l, NULL) == FSDP_OK);

@@ -392,7 +392,7 @@ static fsdp_status pick_rank(void *arg)
     const int use[8] = {3, 1, 3, 1, 1, 1, 1, 1}; /* part 0 on all, 1 on some, 2 on none */
     memcpy(p->use, use, sizeof use);
     for (int k = 0; k < 3; k++) {
-        char name[8];
+        char name[16];
         snprintf(name, sizeof name, "p%d", k);
         p->part[k] = fsdp_module_add(&p->base, name, fsdp_linear_create(3, 5, 0));
     }

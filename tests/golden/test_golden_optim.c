@@ -43,7 +43,7 @@ static void five_steps(const char *file, fsdp_optimizer *(*make)(fsdp_module *m)
     fsdp_optimizer *o = make(m);
     check_tensor(o);
     for (int k = 1; k <= 5; k++) {
-        char name[8], what[64];
+        char name[16], what[64];
         snprintf(name, sizeof name, "g%d", k);
         check_ok(fsdp_set_grad(p, golden_need(st, name)));
         check_ok(fsdp_optimizer_step(o));

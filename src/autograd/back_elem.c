@@ -131,16 +131,16 @@ static fsdp_status back_unary(fsdp__node *n, fsdp_tensor **gout, fsdp__unary op,
     }
 BACK_UNARY(scale, false, false)
 BACK_UNARY(shift, false, false)
-BACK_UNARY(exp, true, true)
-BACK_UNARY(log, true, true)
-BACK_UNARY(sqrt, true, true)
-BACK_UNARY(pow, true, true)
+BACK_UNARY(exp, false, true)
+BACK_UNARY(log, true, false)
+BACK_UNARY(sqrt, false, true)
+BACK_UNARY(pow, true, false)
 BACK_UNARY(silu, true, false)
 BACK_UNARY(gelu, true, false)
 BACK_UNARY(gelu_tanh, true, false)
-BACK_UNARY(relu, true, true)
-BACK_UNARY(tanh, true, true)
-BACK_UNARY(sigmoid, true, true)
+BACK_UNARY(relu, true, false)
+BACK_UNARY(tanh, false, true)
+BACK_UNARY(sigmoid, false, true)
 #undef BACK_UNARY
 
 fsdp_status fsdp__back_swiglu(fsdp__node *n, fsdp_tensor **gout)

@@ -24,6 +24,7 @@ static const command commands[] = {
     {"prepare", fsdp__cmd_prepare, "make token files and a tokenizer from files of text"},
     {"tokenize", fsdp__cmd_tokenize, "text on standard input to token ids, and back"},
     {"parity", fsdp__cmd_parity, "compute the numbers of another program again and compare"},
+    {"bench", fsdp__cmd_bench, "measure steps, kernels and collectives beside their floors"},
 };
 
 enum { COMMAND_COUNT = sizeof commands / sizeof *commands };

@@ -174,7 +174,7 @@ static fsdp_status read_index(loader *l, fsdp_optimizer *opt, fsdp__ckpt_state *
         same = name && strcmp(name, fsdp_optimizer_state_name(opt, (int)k)) == 0;
     }
     if (!same)
-        FSDP_GO(fsdp__fail(FSDP_MISMATCH,
+        FSDP_GO(fsdp__fail(FSDP_INVALID_DATA,
                            "%s: it holds the state of another optimizer; set optimizer.name and "
                            "momentum as they were",
                            path));
@@ -263,7 +263,7 @@ static fsdp_status check(loader *l)
     }
     fsdp__map_free(wanted);
     if (s != FSDP_OK || l->n_missing + l->n_extra + l->n_misshaped == 0) return s;
-    return fsdp__fail(FSDP_MISMATCH,
+    return fsdp__fail(FSDP_INVALID_DATA,
                       "%s does not fit the model: %lld missing (%s), %lld not known to it (%s), "
                       "%lld of another shape (%s); use the model options of the run that saved it, "
                       "or another job.dump_folder",

@@ -42,7 +42,7 @@ static fsdp_status open_tokens(const fsdp__train_config *c, const char *name, in
 static fsdp_status same_vocabulary(const char *a, int64_t na, const char *b, int64_t nb)
 {
     if (na == nb) return FSDP_OK;
-    return fsdp__fail(FSDP_MISMATCH,
+    return fsdp__fail(FSDP_INVALID_DATA,
                       "%s has a vocabulary of %lld and %s one of %lld: they are not of one "
                       "tokenizer; prepare the data with the tokenizer of the model",
                       a, (long long)na, b, (long long)nb);

@@ -40,7 +40,7 @@ fsdp_status fsdp__config_agree(const char *text)
     if (mine != all[0]) {
         fsdp__str lines = {0};
         fsdp__train_config_differences(text, first, &lines);
-        s = fsdp__fail(FSDP_MISMATCH,
+        s = fsdp__fail(FSDP_INVALID_CONFIG,
                        "the configuration of rank %d is not that of rank 0; start all ranks with "
                        "the same file and options (this rank's value, rank 0's):\n%s",
                        fsdp_rank(), fsdp__str_get(&lines));

@@ -271,12 +271,14 @@ static fsdp_status read_tokens(fsdp__st *st, bool micro, steps *s)
 
 static const char *const strategies[] = {"FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD"};
 
-static void set_title(fsdp__parity_run *r, const char *rest)
+static void set_title(fsdp__parity_run *r, int64_t replicas, const char *rest)
 {
-    snprintf(r->report->title, sizeof r->report->title, "%s, %lld parameters, %d rank%s, %s%s",
+    char copies[48] = "";
+    if (replicas > 1) snprintf(copies, sizeof copies, " in %lld replicas", (long long)replicas);
+    snprintf(r->report->title, sizeof r->report->title, "%s, %lld parameters, %d rank%s, %s%s%s",
              fsdp__model_architecture(r->config.family), (long long)fsdp_module_numel(r->model),
              fsdp_world_size(), fsdp_world_size() == 1 ? "" : "s", strategies[r->o->strategy],
-             rest);
+             copies, rest);
 }
 
 static fsdp_status check_model(fsdp__parity_run *r, const char *dir)
@@ -293,7 +295,7 @@ static fsdp_status check_model(fsdp__parity_run *r, const char *dir)
                        "train_tokens.safetensors; there is nothing to compare with",
                        dir);
     if (s == FSDP_OK) s = fsdp__parity_make_model(r, dir, 1, false);
-    if (s == FSDP_OK) set_title(r, "");
+    if (s == FSDP_OK) set_title(r, 1, "");
     if (s == FSDP_OK && expected) s = check_expected(r, expected);
     if (s == FSDP_OK && t.json && tokens) {
         s = read_tokens(tokens, false, &t);
@@ -328,8 +330,11 @@ static fsdp_status check_run(fsdp__parity_run *r, const char *dir)
     if (s == FSDP_OK && bf16 && strcmp(dtype, "bf16"))
         s = fsdp__json_fail(FSDP_UNSUPPORTED, &t.at, "dtype", "\"f32\" or \"bf16\"");
     if (s == FSDP_OK) s = read_tokens(tokens, true, &t);
+    /* The run's replicas where they divide these ranks; the numbers are the same without. */
+    if (r->o->strategy == FSDP__PARITY_NONE || replicas < 1 || fsdp_world_size() % replicas != 0)
+        replicas = 1;
     if (s == FSDP_OK) s = fsdp__parity_make_model(r, r->o->model, replicas, bf16);
-    if (s == FSDP_OK) set_title(r, bf16 ? ", bf16 with f32 reduction" : "");
+    if (s == FSDP_OK) set_title(r, replicas, bf16 ? ", bf16 with f32 reduction" : "");
     if (s == FSDP_OK) s = check_steps(r, &t, bf16, full, "model.");
     free(t.tokens);
     json_decref(t.json);

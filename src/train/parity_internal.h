@@ -19,8 +19,8 @@ typedef struct fsdp__parity_run {
     fsdp_module *model;
 } fsdp__parity_run;
 
-/* Loads the model of a folder onto all ranks, sharded as asked. replicas > 1 that divide the ranks:
- * a mesh of that many. bf16: gathers in bf16, reductions in f32. */
+/* Loads the model of a folder onto all ranks, sharded as asked, in so many replicas (they divide
+ * the ranks). bf16: gathers in bf16, reductions in f32. */
 fsdp_status fsdp__parity_make_model(fsdp__parity_run *r, const char *folder, int64_t replicas,
                                     bool bf16);
 

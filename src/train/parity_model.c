@@ -33,7 +33,7 @@ static fsdp_status make_mesh(const fsdp__parity_options *o, int64_t replicas, fs
     int world = fsdp_world_size(), sizes[2] = {1, world};
     if (o->strategy == FSDP__PARITY_NONE)
         sizes[0] = world, sizes[1] = 1;
-    else if (replicas > 1 && world % replicas == 0)
+    else
         sizes[0] = (int)replicas, sizes[1] = world / (int)replicas;
     int from = sizes[0] == 1;
     *out = fsdp_mesh_create(FSDP_CPU, 2 - from, sizes + from, names + from);

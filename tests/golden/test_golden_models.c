@@ -28,6 +28,7 @@ static fsdp_status compare(void *arg)
 {
     job *j = arg;
     fsdp__parity_report r;
+    FSDP_TRY(fsdp_set_threads(1)); /* as many ranks as cores, and more */
     FSDP_TRY(fsdp__parity(j->dir, &j->o, &r));
     if (fsdp_rank() == 0) j->report = r;
     return FSDP_OK;

@@ -250,8 +250,10 @@ fsdp_status fsdp_unshard(fsdp_module *m)
     FSDP_TRY(need_unit(m, "fsdp_unshard", &u));
     FSDP_TRY(fsdp__module_name_params(m));
     fsdp__unit_name_storages(u);
+    bool gathers = u->state != FSDP__WHOLE || fsdp__unit_stale(u);
     FSDP_TRY(fsdp__unit_unshard(u, false));
-    return fsdp__unit_wait(u);
+    FSDP_TRY(fsdp__unit_wait(u));
+    return gathers ? fsdp__unit_let_go(u) : FSDP_OK;
 }
 
 fsdp_status fsdp_reshard(fsdp_module *m)

@@ -70,7 +70,7 @@ fsdp_status fsdp__tree_end_backward(void *arg)
     for (int i = 0; i < t->n_units; i++)
         t->units[i]->pre_backward = t->units[i]->post_backward = false;
     t->callback_queued = false;
-    if (t->last_backward) fsdp__order_end(t);
+    if (t->last_backward && s == FSDP_OK) s = fsdp__order_end(t);
     return s;
 }
 
@@ -146,7 +146,7 @@ static fsdp_status post_forward(void *arg, fsdp_module *m, const fsdp_values *in
         if (fsdp_requires_grad(out->t[k])) FSDP_TRY(fsdp_register_hook(out->t[k], pre_backward, u));
     if (t->forward_root == u) {
         t->forward_root = NULL;
-        if (!grad) fsdp__order_end(t);
+        if (!grad) FSDP_TRY(fsdp__order_end(t));
     }
     return cast_all(out, u->opt.mp_policy.output_dtype);
 }

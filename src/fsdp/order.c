@@ -15,12 +15,32 @@
 #include "base/error.h"
 #include "base/memory.h"
 
-/* Gives back what was gathered ahead and not used. */
-static void drop_ahead(fsdp__tree *t)
+/* Gives back what was gathered ahead and not used; whether there was any. */
+static bool drop_ahead(fsdp__tree *t)
 {
+    bool any = t->ahead > 0;
     for (int i = 0; i < t->n_units && t->ahead > 0; i++)
         if (t->units[i]->prefetched) fsdp__unit_reshard(t->units[i]);
     t->ahead = 0;
+    return any;
+}
+
+fsdp_status fsdp__unit_let_go(fsdp__unit *u)
+{
+    if (u->S == 1 || !u->opt.private_gather) return FSDP_OK;
+    return fsdp_barrier(u->shard, FSDP_LANE_GATHER);
+}
+
+/* Once for each group of ranks that gathers private copies. */
+static fsdp_status let_go(fsdp__tree *t)
+{
+    for (int i = 0; i < t->n_units; i++) {
+        bool seen = false;
+        for (int k = 0; k < i && !seen; k++)
+            seen = t->units[k]->shard == t->units[i]->shard && t->units[k]->opt.private_gather;
+        if (!seen) FSDP_TRY(fsdp__unit_let_go(t->units[i]));
+    }
+    return FSDP_OK;
 }
 
 void fsdp__order_begin(fsdp__tree *t, bool train)
@@ -65,10 +85,10 @@ fsdp_status fsdp__order_prefetch(fsdp__tree *t, fsdp__unit *u)
     return FSDP_OK;
 }
 
-void fsdp__order_end(fsdp__tree *t)
+fsdp_status fsdp__order_end(fsdp__tree *t)
 {
     fsdp__order *o = t->order;
-    if (!o) return;
+    if (!o) return FSDP_OK;
     if (o->recording) {
         o->recording = false;
         o->known = true;
@@ -76,7 +96,9 @@ void fsdp__order_end(fsdp__tree *t)
         o->known = false;
     }
     t->order = NULL;
-    drop_ahead(t);
+    /* After a backward whose gathers were all used its reductions have told that peers are done. */
+    bool dropped = drop_ahead(t);
+    return dropped || o == &t->eval ? let_go(t) : FSDP_OK;
 }
 
 void fsdp__order_free(fsdp__order *o)

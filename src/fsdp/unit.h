@@ -106,7 +106,10 @@ void fsdp__order_begin(fsdp__tree *t, bool train);
 fsdp_status fsdp__order_need(fsdp__tree *t, fsdp__unit *u);
 /* Gathers ahead what comes next, up to the limit of u. */
 fsdp_status fsdp__order_prefetch(fsdp__tree *t, fsdp__unit *u);
-void fsdp__order_end(fsdp__tree *t);
+fsdp_status fsdp__order_end(fsdp__tree *t);
+/* Private copies are read straight from the peers' shards: returns when no rank of the group reads
+ * this rank's any more, so that it may be written. */
+fsdp_status fsdp__unit_let_go(fsdp__unit *u);
 void fsdp__order_free(fsdp__order *o);
 
 /* ---- tree.c ----------------------------------------------------------------------------- */

@@ -480,6 +480,8 @@ static fsdp_status by_hand(void *arg)
     fsdp_tensor *x = fsdp_full(FSDP_F32, 2, SIZES(1, 3), 1.0);
     EXPECT(fsdp_requires_grad_(x, 1) == FSDP_OK);
     y = fsdp_sum(fsdp_call(m, x));
+    /* Without a backward nothing says that peers have read this shard. */
+    EXPECT(fsdp_barrier(fsdp_group_world(), FSDP_LANE_CONTROL) == FSDP_OK);
     EXPECT(fsdp_fill_(shard, 3.0) == FSDP_OK);
     EXPECT(fsdp_mark_changed(m) == FSDP_OK);
     if (N == 1) {

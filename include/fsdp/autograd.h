@@ -52,7 +52,7 @@ FSDP_API fsdp_status fsdp_queue_callback(fsdp_status (*fn)(void *arg),
                                          void *arg);
 FSDP_API int fsdp_in_backward(void);
 
-/* ---- what is saved for backward ---------------------------------------------- */
+/* ---- what is saved for backward ----------------------------------------- */
 
 /* While pushed, each tensor that an op saves goes through pack, and what it
  * returned through unpack when backward needs it. unpack's tensor is owned by
@@ -67,7 +67,7 @@ typedef struct fsdp_saved_hooks {
 FSDP_API fsdp_status fsdp_saved_hooks_push(const fsdp_saved_hooks *h);
 FSDP_API fsdp_status fsdp_saved_hooks_pop(void);
 
-/* ---- functions of your own ------------------------------------------------------ */
+/* ---- functions of your own ---------------------------------------------- */
 
 #define FSDP_CUSTOM_MAX 8
 

@@ -55,7 +55,7 @@ typedef enum fsdp_collective {
 
 typedef enum fsdp_reduce_op { FSDP_SUM, FSDP_MIN, FSDP_MAX } fsdp_reduce_op;
 
-/* ---- start and end ------------------------------------------------------- */
+/* ---- start and end ------------------------------------------------------ */
 
 /* Reads RANK, WORLD_SIZE, LOCAL_RANK as torchrun and `fsdp run` set them,
  * makes the current context that rank and joins the world group. Without them:
@@ -68,9 +68,10 @@ FSDP_API int fsdp_finalize(void);
 /* Runs fn(arg) on n threads, each rank r of n with a context of its own, over
  * one world group. Returns the first failing rank's status (by rank order)
  * with its text kept in the caller's context. */
-FSDP_API fsdp_status fsdp_run_threads(int n, fsdp_status (*fn)(void *arg), void *arg);
+FSDP_API fsdp_status fsdp_run_threads(int n, fsdp_status (*fn)(void *arg),
+                                      void *arg);
 
-/* ---- groups ---------------------------------------------------------------- */
+/* ---- groups ------------------------------------------------------------- */
 
 /* The current context's world; a group of one before fsdp_init. Not owned. */
 FSDP_API fsdp_group *fsdp_group_world(void);
@@ -90,7 +91,7 @@ FSDP_API const char *fsdp_group_backend(const fsdp_group *g);
 /* Seconds a wait may last; 0: the default of 300. Applies to later waits. */
 FSDP_API void fsdp_group_set_timeout(fsdp_group *g, double seconds);
 
-/* ---- memory ------------------------------------------------------------------ */
+/* ---- memory ------------------------------------------------------------- */
 
 /* A range of which every rank of the group (all on this host) sees the same
  * bytes: a gathered copy. All ranks take and give in the same program order;
@@ -107,7 +108,7 @@ FSDP_API fsdp_status fsdp_shared_take(fsdp_group *g, int64_t bytes,
                                       const char *what, fsdp_shared *out);
 FSDP_API void fsdp_shared_give(fsdp_group *g, const fsdp_shared *s);
 
-/* ---- collectives on lists --------------------------------------------------- */
+/* ---- collectives on lists ----------------------------------------------- */
 
 /*
  * One parameter: the whole tensor is (outer, dim, inner) in row-major order,
@@ -155,7 +156,7 @@ FSDP_API fsdp_status fsdp_all_reduce_list(fsdp_group *g, fsdp_lane lane,
                                           fsdp_list_entry *e, int n,
                                           float scale, fsdp_work **out);
 
-/* ---- plain collectives -------------------------------------------------------- */
+/* ---- plain collectives -------------------------------------------------- */
 
 /* Any memory; small messages are staged, which is charged to communication.
  * work NULL: waits. Private buffers must stay valid until the wait. */
@@ -184,7 +185,7 @@ FSDP_API fsdp_status fsdp_recv(fsdp_group *g, void *data, int64_t bytes,
                                int from, fsdp_work **work);
 FSDP_API fsdp_status fsdp_barrier(fsdp_group *g, fsdp_lane lane);
 
-/* ---- work ----------------------------------------------------------------------- */
+/* ---- work --------------------------------------------------------------- */
 
 /* Blocks until done; frees the handle, also on failure. NULL: FSDP_OK. */
 FSDP_API fsdp_status fsdp_work_wait(fsdp_work *w);
@@ -200,7 +201,7 @@ FSDP_API fsdp_status fsdp_comm_progress(void);
  * peers' waits end with FSDP_PEER_FAILED and this text. */
 FSDP_API void fsdp_comm_abort(fsdp_status code, const char *text);
 
-/* ---- counters --------------------------------------------------------------------- */
+/* ---- counters ----------------------------------------------------------- */
 
 /* What one rank sent through one lane of one group by one collective:
  * elements as C01 counts them: those of the logical tensors that this rank

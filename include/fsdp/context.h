@@ -60,7 +60,7 @@ FSDP_API fsdp_status fsdp_set_threads(int n);
 typedef void (*fsdp_log_fn)(void *arg, int level, const char *line);
 FSDP_API void fsdp_log_set(fsdp_log_fn fn, void *arg, int max_level);
 
-/* ---- accounts of memory ------------------------------------------------ */
+/* ---- accounts of memory ------------------------------------------------- */
 
 /* Bytes as requested, exact, of one rank. peak_by is the split at the moment
  * of the total's peak. */

@@ -32,7 +32,8 @@ typedef int (*fsdp_stream_fn)(void *arg);
 FSDP_API fsdp_stream *fsdp_stream_create(const char *name);
 FSDP_API void fsdp_stream_free(fsdp_stream *s); /* runs what is queued first */
 /* Queues fn(arg) behind what is there; tries to run at once. */
-FSDP_API fsdp_status fsdp_stream_submit(fsdp_stream *s, fsdp_stream_fn fn, void *arg);
+FSDP_API fsdp_status fsdp_stream_submit(fsdp_stream *s, fsdp_stream_fn fn,
+                                        void *arg);
 /* Runs what can run without blocking. *idle (may be NULL): queue is empty. */
 FSDP_API fsdp_status fsdp_stream_poll(fsdp_stream *s, int *idle);
 /* Blocks the caller until the queue is empty. */

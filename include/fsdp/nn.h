@@ -59,7 +59,7 @@ FSDP_API fsdp_module *fsdp_module_child(const fsdp_module *m, int i);
 FSDP_API fsdp_module *fsdp_module_find(fsdp_module *m, const char *name);
 FSDP_API const char *fsdp_module_name(const fsdp_module *m); /* last part */
 
-/* ---- calling -------------------------------------------------------------- */
+/* ---- calling ------------------------------------------------------------ */
 
 FSDP_API fsdp_status fsdp_module_call(fsdp_module *m, const fsdp_values *in,
                                       fsdp_values *out);
@@ -87,7 +87,7 @@ FSDP_API fsdp_status fsdp_remove_hook(fsdp_module *m, int number);
 FSDP_API void fsdp_module_train(fsdp_module *m, int on);
 FSDP_API int fsdp_module_training(const fsdp_module *m);
 
-/* ---- parameters and buffers ------------------------------------------------- */
+/* ---- parameters and buffers --------------------------------------------- */
 
 typedef enum fsdp_init_kind {
     FSDP_INIT_ZEROS,
@@ -154,7 +154,7 @@ FSDP_API fsdp_status fsdp_zero_grad(fsdp_module *m);
  * and unit. The caller frees it with free. */
 FSDP_API char *fsdp_module_print(fsdp_module *m);
 
-/* ---- layers -------------------------------------------------------------------- */
+/* ---- layers ------------------------------------------------------------- */
 
 /* dtype f32 until fsdp_module_to_dtype; weights named as PyTorch's. */
 FSDP_API fsdp_module *fsdp_linear_create(int64_t in, int64_t out, int bias);

@@ -13,7 +13,7 @@
 
 FSDP_EXTERN_C_BEGIN
 
-/* ---- shape ---------------------------------------------------------------- */
+/* ---- shape -------------------------------------------------------------- */
 
 /* A view where strides allow it, else a copy. One size may be -1. */
 FSDP_API fsdp_tensor *fsdp_reshape(fsdp_tensor *x, int ndim,
@@ -27,7 +27,7 @@ FSDP_API fsdp_tensor *fsdp_cast(fsdp_tensor *x, fsdp_dtype t);
 FSDP_API fsdp_tensor *fsdp_contiguous(fsdp_tensor *x);
 FSDP_API fsdp_tensor *fsdp_clone(fsdp_tensor *x);
 
-/* ---- arithmetic, with broadcasting ------------------------------------------ */
+/* ---- arithmetic, with broadcasting -------------------------------------- */
 
 FSDP_API fsdp_tensor *fsdp_add(fsdp_tensor *a, fsdp_tensor *b);
 FSDP_API fsdp_tensor *fsdp_sub(fsdp_tensor *a, fsdp_tensor *b);
@@ -44,7 +44,7 @@ FSDP_API fsdp_tensor *fsdp_mean(fsdp_tensor *x); /* 0-dim; NaN for none */
 FSDP_API fsdp_tensor *fsdp_sum_dim(fsdp_tensor *x, int dim, int keepdim);
 FSDP_API fsdp_tensor *fsdp_mean_dim(fsdp_tensor *x, int dim, int keepdim);
 
-/* ---- activations -------------------------------------------------------------- */
+/* ---- activations -------------------------------------------------------- */
 
 FSDP_API fsdp_tensor *fsdp_silu(fsdp_tensor *x);
 FSDP_API fsdp_tensor *fsdp_gelu(fsdp_tensor *x);      /* with erf */
@@ -52,14 +52,15 @@ FSDP_API fsdp_tensor *fsdp_gelu_tanh(fsdp_tensor *x); /* "gelu_new" */
 FSDP_API fsdp_tensor *fsdp_relu(fsdp_tensor *x);
 FSDP_API fsdp_tensor *fsdp_tanh(fsdp_tensor *x);
 FSDP_API fsdp_tensor *fsdp_sigmoid(fsdp_tensor *x);
-FSDP_API fsdp_tensor *fsdp_swiglu(fsdp_tensor *a, fsdp_tensor *b); /* silu(a)b */
+/* silu(a) * b */
+FSDP_API fsdp_tensor *fsdp_swiglu(fsdp_tensor *a, fsdp_tensor *b);
 FSDP_API fsdp_tensor *fsdp_softmax(fsdp_tensor *x); /* over the last dim */
 /* Keeps each element with probability 1 - p, scaled by 1 / (1 - p). Which are
  * kept is a function of seed, step, sample, module and element (context of
  * random numbers: fsdp_random_*), never of the rank. p 0: x itself. */
 FSDP_API fsdp_tensor *fsdp_dropout(fsdp_tensor *x, double p);
 
-/* ---- layers ---------------------------------------------------------------------- */
+/* ---- layers ------------------------------------------------------------- */
 
 /* x (..., K), w (N, K), bias (N) or absent (have_bias 0) -> (..., N). */
 FSDP_API fsdp_tensor *fsdp_linear(fsdp_tensor *x, fsdp_tensor *w);
@@ -92,9 +93,12 @@ FSDP_API fsdp_tensor *fsdp_attention(fsdp_tensor *q, fsdp_tensor *k,
                                      fsdp_tensor *v,
                                      const fsdp_attention_options *o);
 
-/* ---- losses ------------------------------------------------------------------------ */
+/* ---- losses ------------------------------------------------------------- */
 
-typedef enum fsdp_reduction { FSDP_REDUCE_MEAN, FSDP_REDUCE_SUM } fsdp_reduction;
+typedef enum fsdp_reduction {
+    FSDP_REDUCE_MEAN,
+    FSDP_REDUCE_SUM
+} fsdp_reduction;
 
 /* x (..., V), target i64 (...); rows whose target is ignore_index do not
  * count. Mean over none is NaN. 0-dim result. */

@@ -14,7 +14,8 @@ typedef struct fsdp_optimizer fsdp_optimizer;
 typedef struct fsdp_adamw_options {
     double lr, beta1, beta2, eps, weight_decay;
 } fsdp_adamw_options;
-FSDP_API fsdp_adamw_options fsdp_adamw_defaults(void); /* 1e-3 .9 .999 1e-8 .01 */
+/* 1e-3, 0.9, 0.999, 1e-8, 1e-2 */
+FSDP_API fsdp_adamw_options fsdp_adamw_defaults(void);
 /* As torch.optim.SGD, dampening 0. */
 typedef struct fsdp_sgd_options {
     double lr, momentum, weight_decay;
@@ -56,7 +57,7 @@ FSDP_API fsdp_status fsdp_grad_norm(fsdp_module *m, double p, double *norm);
 FSDP_API fsdp_status fsdp_clip_grad_norm(fsdp_module *m, double max_norm,
                                          double *norm);
 
-/* ---- schedules: pure functions of the step ------------------------------------- */
+/* ---- schedules: pure functions of the step ------------------------------ */
 
 typedef enum fsdp_decay {
     FSDP_DECAY_LINEAR,

@@ -78,7 +78,7 @@ FSDP_API fsdp_status fsdp_mark_changed(fsdp_module *m);
  * unit, drops unfinished gradients. */
 FSDP_API fsdp_status fsdp_reset_iteration(fsdp_module *m);
 
-/* ---- what happened ------------------------------------------------------------ */
+/* ---- what happened ------------------------------------------------------ */
 
 /* X(enumerator, text) */
 #define FSDP_EVENT_LIST(X)                                                     \

@@ -28,7 +28,7 @@ FSDP_EXTERN_C_BEGIN
 typedef struct fsdp_tensor fsdp_tensor;
 typedef struct fsdp_scope fsdp_scope;
 
-/* ---- making --------------------------------------------------------------- */
+/* ---- making ------------------------------------------------------------- */
 
 /* On the current device, contiguous, contents undefined (meta: no bytes).
  * ndim 0..FSDP_MAX_DIMS; sizes may be 0. */
@@ -44,7 +44,8 @@ FSDP_API fsdp_tensor *
 fsdp_tensor_from_memory(void *data, fsdp_dtype t, int ndim,
                         const int64_t *sizes, const int64_t *strides,
                         void (*free_fn)(void *data, void *arg), void *arg);
-/* Standard normal / uniform [0,1) numbers, a function of (seed, name, index). */
+/* Standard normal and uniform [0,1) numbers: a function of (seed, name,
+ * index). */
 FSDP_API fsdp_tensor *fsdp_randn(fsdp_dtype t, int ndim, const int64_t *sizes,
                                  uint64_t seed, const char *name);
 FSDP_API fsdp_tensor *fsdp_rand(fsdp_dtype t, int ndim, const int64_t *sizes,
@@ -52,7 +53,7 @@ FSDP_API fsdp_tensor *fsdp_rand(fsdp_dtype t, int ndim, const int64_t *sizes,
 /* The same numbers with no gradient history: shares the storage. */
 FSDP_API fsdp_tensor *fsdp_detach(fsdp_tensor *t);
 
-/* ---- owning --------------------------------------------------------------- */
+/* ---- owning ------------------------------------------------------------- */
 
 FSDP_API fsdp_tensor *fsdp_retain(fsdp_tensor *t); /* returns t */
 FSDP_API void fsdp_release(fsdp_tensor *t);
@@ -65,7 +66,7 @@ FSDP_API void fsdp_scope_end(fsdp_scope *s);
 /* Moves t from its scope to the one around it (to the caller if none). */
 FSDP_API void fsdp_scope_keep(fsdp_tensor *t);
 
-/* ---- looking -------------------------------------------------------------- */
+/* ---- looking ------------------------------------------------------------ */
 
 FSDP_API int fsdp_ndim(const fsdp_tensor *t);
 /* i may be negative: -1 is the last. */
@@ -89,7 +90,7 @@ FSDP_API fsdp_status fsdp_to_doubles(const fsdp_tensor *t, double *out);
 /* "f32 (2, 3) cpu", for messages. The caller frees it with free. */
 FSDP_API char *fsdp_tensor_describe(const fsdp_tensor *t);
 
-/* ---- writing, outside autograd --------------------------------------------- */
+/* ---- writing, outside autograd ------------------------------------------ */
 
 /* dst = src, converted; same sizes. Counts as a mutation of dst. */
 FSDP_API fsdp_status fsdp_copy_(fsdp_tensor *dst, const fsdp_tensor *src);
@@ -97,7 +98,7 @@ FSDP_API fsdp_status fsdp_fill_(fsdp_tensor *t, double value);
 /* dst += src, converted; same sizes. */
 FSDP_API fsdp_status fsdp_accumulate_(fsdp_tensor *dst, const fsdp_tensor *src);
 
-/* ---- random numbers of ops ------------------------------------------------------------ */
+/* ---- random numbers of ops ---------------------------------------------- */
 
 /* What dropout draws from: seed and step, and the global ids of the samples of
  * this microbatch (copied). n 0: rank * rows + row stands in. */

@@ -90,7 +90,7 @@ json_t *fsdp__json_load_nul(const char *path, char mark[4])
         unsigned c = free_mark(text, n);
         for (at = 0; c && (p = next_escape(text, n, &at, 0));) {
             char digits[5];
-            snprintf(digits, sizeof digits, "%04x", c);
+            snprintf(digits, sizeof digits, "%04x", c & 0xffffu);
             memcpy(p + 2, digits, 4);
         }
         mark[0] = (char)(c ? 0xef : 0);

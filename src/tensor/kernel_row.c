@@ -9,8 +9,11 @@
  */
 #include "tensor/kernel_set.h"
 
-#include <stdlib.h>
 #include <string.h>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #include "base/error.h"
 #include "base/thread.h"
@@ -20,6 +23,8 @@ enum {
     ROW_BLOCKS = 32,     /* of a sum over rows, at most */
     ROW_LEAST = 8,       /* rows of such a block, at least */
     PANEL = 256,         /* columns of a part that adds up columns */
+    FETCH_MOST = 4096,       /* bytes of a row fetched ahead */
+    STREAM_LEAST = 4 << 20,  /* bytes of an output that is written past the caches */
     SUMS_MOST = 4 << 20, /* bytes of scratch for the blocks' sums */
 };
 
@@ -311,15 +316,43 @@ typedef struct embed_args {
     const int64_t *ids;
     size_t row_bytes;
     int64_t R, rows;
+    int stream;
 } embed_args;
+
+/* A row that comes next lies anywhere: no core can guess it. */
+static void fetch_row(const char *row, size_t bytes)
+{
+    for (size_t i = 0; i < bytes && i < FETCH_MOST; i += 64)
+        __builtin_prefetch(row + i);
+}
+
+static void copy_row(char *to, const char *from, size_t bytes, int stream)
+{
+    size_t i = 0;
+#if defined(__x86_64__)
+    if (stream && (uintptr_t)to % 16 == 0)
+        for (; i + 64 <= bytes; i += 64)
+            for (int k = 0; k < 64; k += 16)
+                _mm_stream_si128((__m128i *)(to + i + k),
+                                 _mm_loadu_si128((const __m128i *)(from + i + k)));
+#else
+    (void)stream;
+#endif
+    memcpy(to + i, from + i, bytes - i);
+}
 
 static void embed_part(void *arg, int64_t part)
 {
     const embed_args *u = arg;
     int64_t last = (part + 1) * u->rows < u->R ? (part + 1) * u->rows : u->R;
-    for (int64_t r = part * u->rows; r < last; r++)
-        memcpy(u->out + (size_t)r * u->row_bytes, u->w + (size_t)u->ids[r] * u->row_bytes,
-               u->row_bytes);
+    for (int64_t r = part * u->rows; r < last; r++) {
+        if (r + 1 < u->R) fetch_row(u->w + (size_t)u->ids[r + 1] * u->row_bytes, u->row_bytes);
+        copy_row(u->out + (size_t)r * u->row_bytes, u->w + (size_t)u->ids[r] * u->row_bytes,
+                 u->row_bytes, u->stream);
+    }
+#if defined(__x86_64__)
+    if (u->stream) _mm_sfence();
+#endif
 }
 
 fsdp_status fsdp__k_embedding(const void *w, fsdp_dtype t, int64_t V, int64_t C, const int64_t *ids,
@@ -337,97 +370,123 @@ fsdp_status fsdp__k_embedding(const void *w, fsdp_dtype t, int64_t V, int64_t C,
                     .row_bytes = (size_t)C * fsdp_dtype_size(t),
                     .R = R,
                     .rows = rows_of_part(C)};
+    u.stream = R * (int64_t)u.row_bytes >= STREAM_LEAST;
     if (C > 0) fsdp__parallel((R + u.rows - 1) / u.rows, embed_part, &u);
     return FSDP_OK;
 }
 
 typedef struct embed_grad_args {
-    const fsdp__kernel_set *set;
+    const fsdp__kernel_set *set, *put; /* put: from sums to dw; NULL: element by element */
     const void *dy;
-    fsdp_dtype t, dt;
+    fsdp_dtype t, dt, stat;
     const int64_t *ids;
-    const int64_t *next;        /* (R): the next row of the same id, R where there is none */
-    const unsigned char *first; /* (R): whether no earlier row has the id */
+    const int64_t *start; /* (V + 1): where the rows of an id begin in order */
+    const int64_t *order; /* (R): rows sorted by id, those of one id as they came */
     void *dw;
     int64_t R, V, C;
+    int64_t rows; /* of dw in one part */
+    int add;
 } embed_grad_args;
 
-static int64_t next_same(const embed_grad_args *u, int64_t r)
+/* acc (n, stat) += row r's columns c..c+n. */
+static void add_row(const embed_grad_args *u, int64_t r, int64_t c, int64_t n, void *acc)
 {
-    if (u->next) return u->next[r];
-    int64_t id = u->ids[r];
-    for (r++; r < u->R && u->ids[r] != id; r++)
-        continue;
-    return r;
+    u->set->column_add(n, fsdp__cat(u->dy, u->t, r * u->C + c), u->t, acc);
 }
 
+/* dw[id] (+)= the sum of its rows, which are order[0..count), or, with order NULL, all those from
+ * `first` on that have the id. */
+static void embed_grad_row(const embed_grad_args *u, int64_t id, const int64_t *order,
+                           int64_t count, int64_t first)
+{
+    double room[PANEL]; /* as floats where stat is f32 */
+    for (int64_t c = 0; c < u->C; c += PANEL) {
+        int64_t n = u->C - c < PANEL ? u->C - c : PANEL;
+        void *out = fsdp__at(u->dw, u->dt, id * u->C + c);
+        /* Where dw has the sums' dtype and nothing in it, the sum is made there. */
+        int direct = u->dt == u->stat && !u->add;
+        void *sum = direct ? out : room;
+        memset(sum, 0, (size_t)n * fsdp_dtype_size(u->stat));
+        for (int64_t k = 0; order && k < count; k++)
+            add_row(u, order[k], c, n, sum);
+        for (int64_t r = first; !order && r < u->R; r++)
+            if (u->ids[r] == id) add_row(u, r, c, n, sum);
+        if (direct) continue;
+        if (u->put)
+            u->put->copy(n, room, u->stat, out, u->dt, u->add);
+        else
+            put_stat(u->dw, u->dt, id * u->C + c, n, room, u->stat, u->add);
+    }
+}
+
+/* Whether row r is the first of its id. */
 static int is_first(const embed_grad_args *u, int64_t r)
 {
-    if (u->next) return u->first[r];
     for (int64_t k = 0; k < r; k++)
         if (u->ids[k] == u->ids[r]) return 0;
     return 1;
 }
 
-/* One panel of columns, whose rows come in order. */
+/* Some rows of dw, in order, so that each is written once. */
 static void embed_grad_part(void *arg, int64_t part)
 {
     const embed_grad_args *u = arg;
-    int64_t c = part * PANEL, n = u->C - c < PANEL ? u->C - c : PANEL;
-    fsdp_dtype stat = fsdp__stat_dtype(u->t);
-    for (int64_t r = 0; r < u->R; r++) {
-        if (!is_first(u, r)) continue;
-        double sum[PANEL] = {0}; /* as floats where stat is f32 */
-        for (int64_t k = r; k < u->R; k = next_same(u, k))
-            u->set->column_add(n, fsdp__cat(u->dy, u->t, k * u->C + c), u->t, sum);
-        put_stat(u->dw, u->dt, u->ids[r] * u->C + c, n, sum, stat, 1);
+    int64_t first = part * u->rows, last = first + u->rows < u->V ? first + u->rows : u->V;
+    size_t row = (size_t)u->C * fsdp_dtype_size(u->dt);
+    if (!u->start) {
+        if (!u->add) memset((char *)u->dw + (size_t)first * row, 0, (size_t)(last - first) * row);
+        for (int64_t r = 0; r < u->R; r++)
+            if (u->ids[r] >= first && u->ids[r] < last && is_first(u, r))
+                embed_grad_row(u, u->ids[r], NULL, 0, r);
+        return;
+    }
+    size_t from = (size_t)u->C * fsdp_dtype_size(u->t);
+    for (int64_t id = first; id < last; id++) {
+        int64_t k = u->start[id], count = u->start[id + 1] - k;
+        if (k + count < u->R)
+            fetch_row((const char *)u->dy + (size_t)u->order[k + count] * from, from);
+        if (count > 0)
+            embed_grad_row(u, id, u->order + k, count, 0);
+        else if (!u->add)
+            memset((char *)u->dw + (size_t)id * row, 0, row);
     }
 }
 
-typedef struct id_row {
-    int64_t id, row;
-} id_row;
-
-static int id_row_order(const void *a, const void *b)
-{
-    const id_row *x = a, *y = b;
-    if (x->id != y->id) return x->id < y->id ? -1 : 1;
-    return x->row < y->row ? -1 : x->row > y->row;
-}
-
 /* Each id's rows are summed in f32 (f64) and rounded once, so that a narrow dw does not lose the
- * small ones. They are chained through a sort; without memory for it they are searched. */
+ * small ones. They are found by counting; without memory for it they are searched. */
 void fsdp__k_embedding_backward(const void *dy, fsdp_dtype t, const int64_t *ids, int64_t R,
                                 int64_t V, int64_t C, void *dw, fsdp_dtype dt, int add)
 {
-    if (!add) fsdp__k_fill(dw, dt, V * C, 0);
-    if (R == 0 || C == 0) return;
+    if (V == 0 || C == 0) return;
     embed_grad_args u = {.set = fsdp__kernel_set_for(t, t),
                          .dy = dy,
                          .t = t,
                          .dt = dt,
+                         .stat = fsdp__stat_dtype(t),
                          .ids = ids,
                          .dw = dw,
                          .R = R,
                          .V = V,
-                         .C = C};
-    size_t each = sizeof(id_row) + sizeof(int64_t) + 1;
-    id_row *pairs = fsdp__scratch(FSDP__SCRATCH_ROWS, (size_t)R * each);
-    if (pairs) {
-        int64_t *next = (int64_t *)(pairs + R);
-        unsigned char *first = (unsigned char *)(next + R);
+                         .C = C,
+                         .rows = rows_of_part(C),
+                         .add = add};
+    const fsdp__kernel_set *put = fsdp__kernel_set_for(u.stat, dt);
+    if (put != fsdp__kernel_set_plain(u.stat)) u.put = put;
+    int64_t *start = fsdp__scratch(FSDP__SCRATCH_ROWS, (size_t)(V + 2 + R) * sizeof *start);
+    if (start) {
+        /* start[id + 2] counts; summed up, start[id + 1] is where the next row of id goes. */
+        int64_t *order = start + V + 2;
+        memset(start, 0, (size_t)(V + 2) * sizeof *start);
         for (int64_t r = 0; r < R; r++)
-            pairs[r] = (id_row){ids[r], r};
-        qsort(pairs, (size_t)R, sizeof *pairs, id_row_order);
-        for (int64_t k = 0; k < R; k++) {
-            int more = k + 1 < R && pairs[k + 1].id == pairs[k].id;
-            next[pairs[k].row] = more ? pairs[k + 1].row : R;
-            first[pairs[k].row] = k == 0 || pairs[k - 1].id != pairs[k].id;
-        }
-        u.next = next;
-        u.first = first;
+            start[ids[r] + 2]++;
+        for (int64_t id = 0; id < V; id++)
+            start[id + 2] += start[id + 1];
+        for (int64_t r = 0; r < R; r++)
+            order[start[ids[r] + 1]++] = r;
+        u.start = start;
+        u.order = order;
     }
-    fsdp__parallel((C + PANEL - 1) / PANEL, embed_grad_part, &u);
+    fsdp__parallel((V + u.rows - 1) / u.rows, embed_grad_part, &u);
 }
 
 /* ---- rotary positions ----------------------------------------------------------------- */

@@ -41,7 +41,8 @@ FSDP_API int fsdp_grad_enabled(void);
 typedef fsdp_tensor *(*fsdp_grad_hook)(void *arg, fsdp_tensor *grad);
 FSDP_API fsdp_status fsdp_register_hook(fsdp_tensor *t, fsdp_grad_hook fn,
                                         void *arg);
-/* Leaves: called after the gradient has been accumulated in one backward. */
+/* Leaves: called after the gradient has been accumulated in one backward; a
+ * sharded parameter's when it has been reduced. */
 typedef fsdp_status (*fsdp_accumulate_hook)(void *arg, fsdp_tensor *leaf);
 FSDP_API fsdp_status fsdp_register_post_accumulate_hook(fsdp_tensor *t,
                                                         fsdp_accumulate_hook fn,
@@ -55,9 +56,11 @@ FSDP_API int fsdp_in_backward(void);
 /* ---- what is saved for backward ----------------------------------------- */
 
 /* While pushed, each tensor that an op saves goes through pack, and what it
- * returned through unpack when backward needs it. unpack's tensor is owned by
- * the engine; drop is called once for each packed value at the end of its
- * life. Inputs that are parameters pass through as well. */
+ * returned through unpack when backward needs it. pack is given a twin without
+ * history, of the innermost scope: it retains or copies what it keeps. What
+ * unpack returns stays its maker's or its scope's; the engine only reads it.
+ * drop is called once for each packed value at the end of its life. Inputs
+ * that are parameters pass through as well. */
 typedef struct fsdp_saved_hooks {
     void *(*pack)(void *arg, fsdp_tensor *t);
     fsdp_tensor *(*unpack)(void *arg, void *packed);

@@ -40,7 +40,10 @@ typedef struct fsdp_shard_options {
     fsdp_shard_placement_fn placement_fn; /* NULL: dim 0 */
     void *placement_arg;
     int prefetch_limit;   /* units gathered ahead; 0: none */
-    int private_gather;   /* each rank its own gathered copy */
+    /* Each rank its own gathered copy, read straight from the peers' shards: a
+     * shard may be written after backward, after a forward without gradients
+     * and after fsdp_unshard, but not between forward and backward. */
+    int private_gather;
 } fsdp_shard_options;
 
 /* mesh NULL: one axis over the world, made on the first call. Defaults: AUTO,

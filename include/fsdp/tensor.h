@@ -101,7 +101,8 @@ FSDP_API fsdp_status fsdp_accumulate_(fsdp_tensor *dst, const fsdp_tensor *src);
 /* ---- random numbers of ops ---------------------------------------------- */
 
 /* What dropout draws from: seed and step, and the global ids of the samples of
- * this microbatch (copied). n 0: rank * rows + row stands in. */
+ * this microbatch (copied). n 0: rank * rows + row stands in. To be called
+ * before each microbatch: modules count their calls from here. */
 FSDP_API fsdp_status fsdp_random_set(uint64_t seed, uint64_t step,
                                      const uint64_t *sample_ids, int64_t n);
 

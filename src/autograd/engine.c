@@ -177,10 +177,17 @@ static fsdp_status run_hooks(fsdp__node *n)
     return FSDP_OK;
 }
 
+fsdp_status fsdp__run_accumulate_hooks(fsdp_tensor *leaf)
+{
+    fsdp__autograd *ag = leaf->ag;
+    for (int64_t i = 0; ag && i < ag->n_post; i++)
+        FSDP_TRY(ag->post[i].fn(ag->post[i].arg, leaf));
+    return fsdp_error();
+}
+
 static fsdp_status run_leaf(fsdp__node *n)
 {
     if (!n->leaf) return FSDP_OK;
-    fsdp__autograd *ag = n->leaf->ag;
     if (n->slot[0].g) { /* the leaf has hooks, or is where backward began */
         FSDP_TRY(run_hooks(n));
         int add;
@@ -189,10 +196,7 @@ static fsdp_status run_leaf(fsdp__node *n)
         FSDP_TRY(add ? fsdp_accumulate_(place, n->slot[0].g) : fsdp_copy_(place, n->slot[0].g));
         n->received = true;
     }
-    if (!n->received) return FSDP_OK;
-    for (int64_t i = 0; i < ag->n_post; i++)
-        FSDP_TRY(ag->post[i].fn(ag->post[i].arg, n->leaf));
-    return FSDP_OK;
+    return n->received ? fsdp__run_accumulate_hooks(n->leaf) : FSDP_OK;
 }
 
 static fsdp_status run_node(fsdp__node *n, bool retain_graph)

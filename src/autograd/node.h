@@ -125,6 +125,9 @@ fsdp_status fsdp__node_save(fsdp__node *n, int k, fsdp_tensor *t);
 fsdp_tensor *fsdp__node_saved(fsdp__node *n, int k);
 void fsdp__node_drop_saved(fsdp__node *n);
 
+/* A leaf's gradient is complete: of a shard, when it has been reduced. */
+fsdp_status fsdp__run_accumulate_hooks(fsdp_tensor *leaf);
+
 /* ---- in a backward function ------------------------------------------------------ */
 
 bool fsdp__grad_wanted(const fsdp__node *n, int k);

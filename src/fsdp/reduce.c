@@ -185,6 +185,7 @@ static fsdp_status reduce_alone(fsdp__unit *u)
             fsdp__k_unary(FSDP__UNARY_scale, fsdp_data(p->grad), p->grad->dtype,
                           fsdp_numel(p->grad), f, fsdp_data(p->grad));
         FSDP_TRY(adopt_whole(u, p));
+        FSDP_TRY(fsdp__run_accumulate_hooks(p->sharded));
     }
     fsdp__unit_drop_grads(u);
     return FSDP_OK;
@@ -224,6 +225,8 @@ fsdp_status fsdp__tree_finish_reduce(fsdp__tree *t)
             fsdp_touch(fsdp_grad(p->sharded));
         }
         if (p->earlier && s == FSDP_OK) s = add_earlier(p);
+        if (s == FSDP_OK && u->reduce_entries[k].present)
+            s = fsdp__run_accumulate_hooks(p->sharded);
     }
     fsdp__unit_drop_grads(u);
     return s;

@@ -364,6 +364,17 @@ static void test_tied(void **state)
 
 /* ---- parameters without a gradient, on some ranks or all ------------------------------ */
 
+static fsdp_status reduced(void *arg, fsdp_tensor *shard)
+{
+    /* Called with the gradient of all ranks in place. */
+    double *v = check_values(fsdp_grad(shard));
+    for (int64_t i = 0; v && i < fsdp_numel(shard); i++)
+        if (v[i] != v[0]) fsdp__fail(FSDP_INTERNAL, "%g and %g", v[i], v[0]);
+    free(v);
+    ++*(int *)arg;
+    return fsdp_error();
+}
+
 typedef struct pick {
     fsdp_module base;
     fsdp_module *part[3];
@@ -398,11 +409,16 @@ static fsdp_status pick_rank(void *arg)
     }
     EXPECT(fsdp_fully_shard(&p->base, NULL) == FSDP_OK);
     EXPECT(fsdp_reset_parameters(&p->base, 1) == FSDP_OK);
-    int N = fsdp_world_size();
+    int N = fsdp_world_size(), hooks[3] = {0, 0, 0};
+    for (int k = 0; k < 3; k++)
+        EXPECT(fsdp_register_post_accumulate_hook(
+                   fsdp_param_tensor(fsdp_module_param(p->part[k], "weight")), reduced,
+                   &hooks[k]) == FSDP_OK);
     for (int k = 0; k < 2; k++) {
         fsdp_scope *scope = fsdp_scope_begin();
         fsdp_tensor *x = fsdp_full(FSDP_F32, 2, SIZES(1, 3), 1.0);
         EXPECT(fsdp_backward(fsdp_call(&p->base, x)) == FSDP_OK);
+        EXPECT(hooks[0] == k + 1 && hooks[1] == k + 1 && hooks[2] == 0);
         int with = N > 2 ? 2 : 1;
         for (int j = 0; j < 3; j++) {
             fsdp_tensor *g = fsdp_grad(fsdp_param_tensor(fsdp_module_param(p->part[j], "weight")));

@@ -378,8 +378,8 @@ static fsdp_status resolve_degrees(fsdp__train_config *c, int ranks)
 
 static fsdp_status resolve_model(fsdp__train_config *c)
 {
-    if (c->model.flavor == FSDP__FLAVOR_AUTO && !c->model.hf_assets_path)
-        c->model.flavor = FSDP__FLAVOR_CUSTOM;
+    bool custom = c->model.flavor == FSDP__FLAVOR_CUSTOM ||
+                  (c->model.flavor == FSDP__FLAVOR_AUTO && !c->model.hf_assets_path);
     bool sizes = c->model.dim || c->model.n_layers || c->model.n_heads || c->model.n_kv_heads ||
                  c->model.head_dim || c->model.ffn_dim || c->model.vocab_size ||
                  c->model.max_seq_len;
@@ -388,12 +388,12 @@ static fsdp_status resolve_model(fsdp__train_config *c)
                           "model: hf_assets_path is set, so the sizes are those of its "
                           "config.json; leave out flavor, dim, n_layers, n_heads, n_kv_heads, "
                           "head_dim, ffn_dim, vocab_size and max_seq_len, or hf_assets_path");
-    if (c->model.flavor == FSDP__FLAVOR_CUSTOM &&
-        !(c->model.dim && c->model.n_layers && c->model.n_heads && c->model.ffn_dim))
+    if (custom && !(c->model.dim && c->model.n_layers && c->model.n_heads && c->model.ffn_dim))
         return fsdp__fail(FSDP_INVALID_CONFIG,
                           "model: no model is chosen; set model.flavor (demo, tiny, small, 135m, "
                           "1b), or model.hf_assets_path, or model.dim, n_layers, n_heads and "
                           "ffn_dim");
+    if (custom) c->model.flavor = FSDP__FLAVOR_CUSTOM;
     return FSDP_OK;
 }
 

@@ -147,8 +147,18 @@ static void describe(const fsdp__world *w, int rank, char *out, size_t size)
                  group);
 }
 
-/* Dead ranks of the group, and the awaited one if it has left. */
-static fsdp_status check_peers(const fsdp_group *g, const fsdp_work *w, const char *where)
+/* Whether a rank of the group has left this world. */
+static bool has_left(const fsdp_group *g, int rank)
+{
+    if (rank < 0 || rank >= g->size || rank == g->rank) return false;
+    uint64_t here = (uint64_t)g->world->number * 4 + FSDP__JOINED;
+    return atomic_load(&fsdp__rank_page_of(g->world, g->ranks[rank])->state) > here;
+}
+
+/* Dead ranks of the group, and `left` (-1: none) if it is still the awaited one. A rank that goes
+ * home after its last call has published all of it before: so `left` was seen to have gone before
+ * the poll that still waits for it. */
+static fsdp_status check_peers(const fsdp_group *g, const fsdp_work *w, const char *where, int left)
 {
     const fsdp__world *world = g->world;
     char who[512];
@@ -157,7 +167,7 @@ static fsdp_status check_peers(const fsdp_group *g, const fsdp_work *w, const ch
         const fsdp__rank_page *p = fsdp__rank_page_of(world, g->ranks[r]);
         uint64_t state = atomic_load(&p->state);
         uint64_t here = (uint64_t)world->number * 4 + FSDP__JOINED;
-        if (state > here && r == w->blocked_on) {
+        if (r == left && r == w->blocked_on) {
             describe(world, g->ranks[r], who, sizeof who);
             return fsdp__fail(FSDP_PEER_FAILED,
                               "%s: %s has left the world (fsdp_finalize, or the end of its thread) "
@@ -214,9 +224,10 @@ fsdp_status fsdp__wait(fsdp_group *g, int (*done)(void *arg), void *arg, const f
                 r = done(arg);
                 if (r == 0) sleep_on(me, bell);
                 atomic_store(&me->sleeping, 0);
+                int left = has_left(g, w->blocked_on) ? w->blocked_on : -1;
                 if (r != 0 || (r = done(arg)) != 0) break;
                 if (!w->despite_abort) FSDP_TRY(fsdp__abort_check(g->world, where));
-                FSDP_TRY(check_peers(g, w, where));
+                FSDP_TRY(check_peers(g, w, where, left));
                 FSDP_TRY(check_time(g, w, where, start));
             }
             now = fsdp__now();

@@ -326,6 +326,19 @@ static fsdp_status check_finite(const trainer *t, const char *what, double v)
                       (long long)t->step + 1, what, v);
 }
 
+/* The norm of the gradients, which are scaled down to max_norm where they are longer. */
+static fsdp_status clip(trainer *t)
+{
+    double max_norm = t->c->training.max_norm;
+    if (max_norm == 0) {
+        FSDP_TRY(fsdp_grad_norm(t->model, 2.0, &t->grad_norm));
+        return check_finite(t, "gradient norm", t->grad_norm);
+    }
+    fsdp_status s = fsdp_clip_grad_norm(t->model, max_norm, &t->grad_norm);
+    if (s != FSDP_OK) (void)fsdp__error_place("step %lld", (long long)t->step + 1);
+    return s;
+}
+
 static fsdp_status train_step(trainer *t, fsdp__sampler_step *plan)
 {
     double sum = 0.0;
@@ -337,10 +350,7 @@ static fsdp_status train_step(trainer *t, fsdp__sampler_step *plan)
     FSDP_TRY(sum_losses(t, plan, &sum));
     t->loss = sum / (double)plan->valid_tokens;
     FSDP_TRY(check_finite(t, "loss", t->loss));
-    FSDP_TRY(fsdp_grad_norm(t->model, 2.0, &t->grad_norm));
-    FSDP_TRY(check_finite(t, "gradient norm", t->grad_norm));
-    if (t->c->training.max_norm > 0 && t->grad_norm > t->c->training.max_norm)
-        FSDP_TRY(fsdp_clip_grad_norm(t->model, t->c->training.max_norm, NULL));
+    FSDP_TRY(clip(t));
     fsdp_optimizer_set_lr(t->opt, t->c->optimizer.lr * fsdp_schedule_factor(&t->schedule, t->step));
     FSDP_TRY(fsdp_optimizer_step(t->opt));
     FSDP_TRY(fsdp_zero_grad(t->model));

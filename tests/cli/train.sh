@@ -1,9 +1,10 @@
 #!/bin/bash
 # fsdp train and fsdp generate: equal losses over ranks and strategies, checkpoints, what a run
 # leaves, and what each mistake says. Nothing depends on how fast the machine is.
-# ctest: slow timeout=900
+# ctest: timeout=600
 set -u
 : "${FSDP:?names the program under test}"
+here=$(cd "$(dirname "$0")" && pwd)
 dir=$(mktemp -d)
 trap 'rm -rf "$dir"' EXIT
 cd "$dir" || exit 1
@@ -296,6 +297,8 @@ check "help lists the options" test "$(grep -c '^  --[a-z_]*\.[a-z0-9_]*$' out)"
 "$FSDP" train --print-defaults >defaults.yaml
 "$FSDP" train defaults.yaml --data.dir data --check --model.flavor tiny --training.seq_len 64 >out 2>err
 check "the default file is a valid one" is $? 0
+"$FSDP" train -n 4 "${FSDP_SOURCE:-$here/../..}/configs/demo.yaml" --data.dir data --check >out 2>err
+check "the demo's file is a valid one" is $? 0
 "$FSDP" train >out 2>err
 check "no file" is $? 2
 

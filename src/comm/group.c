@@ -63,6 +63,7 @@ void fsdp__comm_state_clear(fsdp__comm_state *s)
     s->groups = NULL;
     s->n_groups = s->cap = 0;
     s->joined = false;
+    fsdp__slot_set(FSDP__SLOT_FSDP, NULL, NULL); /* the default mesh is one of these groups */
 }
 
 fsdp__comm_state *fsdp__comm_state_peek(void)

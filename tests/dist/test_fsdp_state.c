@@ -527,6 +527,33 @@ static void test_by_hand(void **state)
             on(n, by_hand, &private);
 }
 
+/* The default mesh is that of the world at hand: one that ended is forgotten. */
+static fsdp_status two_worlds(void *arg)
+{
+    (void)arg;
+    for (int k = 0; k < 2; k++) {
+        fsdp_scope *scope = fsdp_scope_begin();
+        fsdp_module *m = fsdp_linear_create(3, 5, 1);
+        EXPECT(m && fsdp_fully_shard(m, NULL) == FSDP_OK);
+        EXPECT(fsdp_reset_parameters(m, 1) == FSDP_OK);
+        EXPECT(fsdp_call(m, fsdp_full(FSDP_F32, 2, SIZES(2, 3), 1)));
+        EXPECT(fsdp_size(fsdp_param_tensor(fsdp_module_param(m, "weight")), 0) == 5);
+        fsdp_scope_end(scope);
+        fsdp_module_free(m);
+        if (k == 0) EXPECT(fsdp_finalize() == 0);
+    }
+    return FSDP_OK;
+}
+
+static void test_two_worlds(void **state)
+{
+    (void)state;
+    on(2, two_worlds, NULL); /* of two ranks, then each alone */
+    check_ok(fsdp_init(NULL, NULL));
+    check_ok(two_worlds(NULL));
+    fsdp_finalize();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -537,6 +564,7 @@ int main(void)
         cmocka_unit_test(test_tied),
         cmocka_unit_test(test_absent),
         cmocka_unit_test(test_by_hand),
+        cmocka_unit_test(test_two_worlds),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

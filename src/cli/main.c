@@ -4,6 +4,7 @@
  */
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -88,8 +89,18 @@ static int finish(int code)
     return code;
 }
 
+/* The compute threads of OpenMP's pool spin while they wait, unless told otherwise before the
+ * library is loaded: on a machine that does anything else, each loop then waits for a tick of the
+ * scheduler. A user's own setting stands. Where starting again fails, spinning is merely slow. */
+static void wait_without_spinning(char **argv)
+{
+    if (getenv("OMP_WAIT_POLICY") || setenv("OMP_WAIT_POLICY", "PASSIVE", 1) != 0) return;
+    execv("/proc/self/exe", argv);
+}
+
 int main(int argc, char **argv)
 {
+    wait_without_spinning(argv);
     open_standard_files();
     if (argc < 2) {
         fprintf(stderr, "fsdp: no command given\nfsdp --help lists the commands\n");

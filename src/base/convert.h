@@ -32,6 +32,9 @@ void fsdp__convert(void *dst, fsdp_dtype dst_t, const void *src, fsdp_dtype src_
 void fsdp__sum_tree(void *dst, fsdp_dtype dst_t, const void *const *src, fsdp_dtype src_t, int k,
                     size_t n, float scale, int add);
 
+/* Sum of n numbers as the same binary tree, n >= 0: it does not depend on who computed which. */
+double fsdp__tree_sum(const double *x, int64_t n);
+
 /* Sum of x[i]^2 in fp64, in an order fixed by n alone. */
 double fsdp__sum_squares(const void *x, fsdp_dtype t, size_t n);
 /* 1 if every element is finite. */

@@ -22,17 +22,13 @@
 #include "nn/module.h"
 #include "tensor/kernels.h"
 
-/* Binary tree over n leaves, split at the largest power of two below n. */
-static double tree(const double *x, int64_t n, double p)
+/* The largest of n numbers that are not negative; NaN if any is. */
+static double largest(const double *x, int64_t n)
 {
-    if (n == 0) return 0.0;
-    if (n == 1) return x[0];
-    int64_t half = 1;
-    while (half * 2 < n)
-        half *= 2;
-    double a = tree(x, half, p), b = tree(x + half, n - half, p);
-    if (isinf(p)) return isnan(a) || isnan(b) ? NAN : fmax(a, b);
-    return a + b;
+    double most = 0.0;
+    for (int64_t i = 0; i < n; i++)
+        most = isnan(x[i]) || isnan(most) ? NAN : fmax(most, x[i]);
+    return most;
 }
 
 /* Sum of |x|^p of one run, or its largest |x|. */
@@ -113,7 +109,7 @@ fsdp_status fsdp_grad_norm(fsdp_module *m, double p, double *norm)
         s = fsdp_all_reduce(group, FSDP_LANE_CONTROL, row, total, FSDP_F64,
                             isinf(p) ? FSDP_MAX : FSDP_SUM, NULL);
     if (s == FSDP_OK) {
-        double sum = tree(row, total, p);
+        double sum = isinf(p) ? largest(row, total) : fsdp__tree_sum(row, total);
         *norm = isinf(p) ? sum : p == 2.0 ? sqrt(sum) : p == 1.0 ? sum : pow(sum, 1.0 / p);
     }
     free(row);

@@ -15,6 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/convert.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/thread.h"
@@ -242,16 +243,6 @@ static fsdp_status make_model(trainer *t)
 
 /* ---- losses --------------------------------------------------------------------------------- */
 
-/* Binary tree over n leaves, split at the largest power of two below n. */
-static double tree(const double *x, int64_t n)
-{
-    if (n <= 1) return n == 1 ? x[0] : 0.0;
-    int64_t half = 1;
-    while (half * 2 < n)
-        half *= 2;
-    return tree(x, half) + tree(x + half, n - half);
-}
-
 static fsdp_status reserve_sums(trainer *t, int64_t calls)
 {
     if (calls + 1 <= t->cap) return FSDP_OK;
@@ -281,7 +272,7 @@ static fsdp_status sum_losses(trainer *t, const fsdp__sampler_step *plan, double
         for (int64_t i = 0; i < full; i++)
             t->all[n++] = theirs[i]; /* moves towards the front, never over what is still needed */
     }
-    *sum = tree(t->all, n);
+    *sum = fsdp__tree_sum(t->all, n);
     return FSDP_OK;
 }
 

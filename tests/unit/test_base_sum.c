@@ -239,6 +239,17 @@ static void what_is_not_finite_is_found(void **state)
     free(y);
 }
 
+static void numbers_are_summed_as_the_tree(void **state)
+{
+    (void)state;
+    const double x[7] = {1e16, 1.0, -1e16, 3.0, 0.1, 0.2, 0.3};
+    assert_true(fsdp__tree_sum(x, 0) == 0.0);
+    assert_true(fsdp__tree_sum(x, 1) == x[0]);
+    assert_true(fsdp__tree_sum(x, 3) == (x[0] + x[1]) + x[2]);
+    assert_true(fsdp__tree_sum(x, 5) == ((x[0] + x[1]) + (x[2] + x[3])) + x[4]);
+    assert_true(fsdp__tree_sum(x, 7) == ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + x[6]));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -249,6 +260,7 @@ int main(void)
         cmocka_unit_test(a_sum_may_stand_on_a_source),
         cmocka_unit_test(squares),
         cmocka_unit_test(what_is_not_finite_is_found),
+        cmocka_unit_test(numbers_are_summed_as_the_tree),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

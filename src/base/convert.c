@@ -89,7 +89,8 @@ static const float *load_f32(const fsdp__block_kernels *k, float *buffer, const 
     return buffer;
 }
 
-static void store_f32(const fsdp__block_kernels *k, void *dst, fsdp_dtype t, const float *x,
+/* x may lie anywhere. */
+static void store_f32(const fsdp__block_kernels *k, void *dst, fsdp_dtype t, const fsdp__f32u *x,
                       size_t n, bool stream)
 {
     uint16_t half[BLOCK];
@@ -328,7 +329,8 @@ static void convert_part(void *arg, int64_t part)
             put(d, s, n * ds, c->stream);
         } else if (small) {
             float f[BLOCK];
-            const float *x = load_f32(c->k, f, s, c->src_t, n);
+            const fsdp__f32u *x = (const void *)s;
+            if (c->src_t != FSDP_F32) x = load_f32(c->k, f, s, c->src_t, n);
             store_f32(c->k, d, c->dst_t, x, n, c->stream);
         } else {
             load_wide(&b, s, c->src_t, n);

@@ -20,12 +20,12 @@
 #include "tensor/kernel_scratch.h"
 
 enum {
-    ROW_BLOCKS = 32,     /* of a sum over rows, at most */
-    ROW_LEAST = 8,       /* rows of such a block, at least */
-    PANEL = 256,         /* columns of a part that adds up columns */
-    FETCH_MOST = 4096,       /* bytes of a row fetched ahead */
-    STREAM_LEAST = 4 << 20,  /* bytes of an output that is written past the caches */
-    SUMS_MOST = 4 << 20, /* bytes of scratch for the blocks' sums */
+    ROW_BLOCKS = 32,        /* of a sum over rows, at most */
+    ROW_LEAST = 8,          /* rows of such a block, at least */
+    PANEL = 256,            /* columns of a part that adds up columns */
+    FETCH_MOST = 4096,      /* bytes of a row fetched ahead */
+    STREAM_LEAST = 4 << 20, /* bytes of an output that is written past the caches */
+    SUMS_MOST = 4 << 20,    /* bytes of scratch for the blocks' sums */
 };
 
 static int64_t rows_of_part(int64_t C)

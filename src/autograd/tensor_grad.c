@@ -11,7 +11,7 @@
 
 fsdp_status fsdp_requires_grad_(fsdp_tensor *t, int on)
 {
-    if (!t) return fsdp_error() ? fsdp_error() : FSDP_INVALID_ARGUMENT;
+    if (!t) return fsdp__fail_null("fsdp_requires_grad_", "the tensor");
     if (on && !fsdp_dtype_is_floating(t->dtype))
         return fsdp__fail(FSDP_INVALID_DTYPE,
                           "a tensor of dtype %s cannot require a gradient; "
@@ -60,7 +60,7 @@ static fsdp_status differing(const fsdp_tensor *t, const fsdp_tensor *g)
 
 fsdp_status fsdp_set_grad(fsdp_tensor *t, fsdp_tensor *g)
 {
-    if (!t) return fsdp_error() ? fsdp_error() : FSDP_INVALID_ARGUMENT;
+    if (!t) return fsdp__fail_null("fsdp_set_grad", "the tensor");
     if (!g && !t->ag) return FSDP_OK;
     if (g && !fsdp__same_sizes(t, g)) return differing(t, g);
     if (g && (!fsdp_dtype_is_floating(g->dtype) || !fsdp__tensor_dense(g)))
@@ -98,7 +98,7 @@ int fsdp_grad_enabled(void)
 
 fsdp_status fsdp_register_hook(fsdp_tensor *t, fsdp_grad_hook fn, void *arg)
 {
-    if (!t || !fn) return fsdp_error() ? fsdp_error() : FSDP_INVALID_ARGUMENT;
+    if (!t || !fn) return fsdp__fail_null("fsdp_register_hook", "tensor or function");
     if (!fsdp_requires_grad(t))
         return fsdp__fail(FSDP_INVALID_STATE,
                           "fsdp_register_hook: the tensor requires no gradient");
@@ -111,7 +111,8 @@ fsdp_status fsdp_register_hook(fsdp_tensor *t, fsdp_grad_hook fn, void *arg)
 
 fsdp_status fsdp_register_post_accumulate_hook(fsdp_tensor *t, fsdp_accumulate_hook fn, void *arg)
 {
-    if (!t || !fn) return fsdp_error() ? fsdp_error() : FSDP_INVALID_ARGUMENT;
+    if (!t || !fn)
+        return fsdp__fail_null("fsdp_register_post_accumulate_hook", "tensor or function");
     fsdp__autograd *ag = fsdp__autograd_of(t);
     if (!ag) return fsdp_error();
     if (!ag->is_leaf)

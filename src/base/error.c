@@ -109,6 +109,12 @@ fsdp_status fsdp__fail_errno(fsdp_status code, const char *fmt, ...)
     return s;
 }
 
+fsdp_status fsdp__fail_null(const char *function, const char *what)
+{
+    return fsdp_error() ? fsdp_error()
+                        : fsdp__fail(FSDP_INVALID_ARGUMENT, "%s: %s is NULL", function, what);
+}
+
 fsdp_status fsdp__fail_memory(const char *what, size_t bytes)
 {
     return fsdp__fail(FSDP_NO_MEMORY,

@@ -22,6 +22,10 @@ fsdp_status fsdp__fail(fsdp_status code, const char *fmt, ...) FSDP_PRINTF(2, 3)
 /* Prefixes the kept error's text by "place: ". Nothing if none is kept. */
 fsdp_status fsdp__error_place(const char *fmt, ...) FSDP_PRINTF(1, 2);
 
+/* A call that was given NULL for something it needs: FSDP_INVALID_ARGUMENT. While an error is kept
+ * the NULL is taken for its consequence, and nothing is added. */
+fsdp_status fsdp__fail_null(const char *function, const char *what);
+
 /* FSDP_NO_MEMORY with the size and what asked. */
 fsdp_status fsdp__fail_memory(const char *what, size_t bytes);
 

@@ -144,7 +144,7 @@ fsdp_status fsdp__rope_get(fsdp__rope *r, const fsdp_tensor *x, fsdp_tensor *pos
                            int64_t start, fsdp_tensor **cos, fsdp_tensor **sin)
 {
     *cos = *sin = NULL;
-    if (!x || fsdp_error()) return fsdp_error() ? fsdp_error() : FSDP_INVALID_ARGUMENT;
+    if (!x || fsdp_error()) return fsdp__fail_null("rotary positions", "the tensor");
     if (positions) return get_own(r, x, positions, cos, sin);
     return get_run(r, x->st->device, start, fsdp_size(x, 1), cos, sin);
 }

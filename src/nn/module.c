@@ -199,7 +199,7 @@ fsdp_param *fsdp_module_param(const fsdp_module *m, const char *name)
 
 fsdp_status fsdp_module_add_buffer(fsdp_module *m, const char *name, fsdp_tensor *t)
 {
-    if (!m || !t) return fsdp_error() ? fsdp_error() : FSDP_INVALID_ARGUMENT;
+    if (!m || !t) return fsdp__fail_null("fsdp_module_add_buffer", "module or tensor");
     struct fsdp__module *in = m->in;
     if (bad_name(m, name)) return fsdp_error();
     if (taken(in, name))
@@ -254,7 +254,7 @@ static fsdp_status walk(fsdp_module *m, fsdp__str *prefix, fsdp_param_list *l, i
 fsdp_status fsdp_module_params(fsdp_module *m, fsdp_param_list *out)
 {
     *out = (fsdp_param_list){0};
-    if (!m) return fsdp_error() ? fsdp_error() : FSDP_INVALID_ARGUMENT;
+    if (!m) return fsdp__fail_null("fsdp_module_params", "the module");
     fsdp__str prefix = {0};
     int64_t cap = 0;
     fsdp_status s = walk(m, &prefix, out, &cap);

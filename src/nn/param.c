@@ -79,7 +79,7 @@ const int64_t *fsdp_param_sizes(const fsdp_param *p)
 
 fsdp_status fsdp_param_requires_grad_(fsdp_param *p, int on)
 {
-    if (!p) return fsdp_error() ? fsdp_error() : FSDP_INVALID_ARGUMENT;
+    if (!p) return fsdp__fail_null("fsdp_param_requires_grad_", "the parameter");
     FSDP_TRY(fsdp_requires_grad_(p->t, on));
     p->requires_grad = on != 0;
     return FSDP_OK;

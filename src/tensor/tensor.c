@@ -391,7 +391,7 @@ double fsdp_item(const fsdp_tensor *t)
 
 fsdp_status fsdp_to_doubles(const fsdp_tensor *t, double *out)
 {
-    if (!t) return fsdp_error() ? fsdp_error() : FSDP_INVALID_ARGUMENT;
+    if (!t) return fsdp__fail_null("fsdp_to_doubles", "the tensor");
     FSDP_TRY(fsdp__tensor_readable(t, "fsdp_to_doubles"));
     int64_t strides[FSDP_MAX_DIMS];
     fsdp__contiguous_strides(t->ndim, t->size, strides);
@@ -403,7 +403,7 @@ fsdp_status fsdp_to_doubles(const fsdp_tensor *t, double *out)
 
 static fsdp_status write_from(fsdp_tensor *dst, const fsdp_tensor *src, int add, const char *what)
 {
-    if (!dst || !src) return fsdp_error() ? fsdp_error() : FSDP_INVALID_ARGUMENT;
+    if (!dst || !src) return fsdp__fail_null(what, "a tensor");
     if (!fsdp__same_sizes(dst, src)) {
         fsdp__str a = {0}, b = {0};
         fsdp__describe(dst, &a);
@@ -436,7 +436,7 @@ fsdp_status fsdp_accumulate_(fsdp_tensor *dst, const fsdp_tensor *src)
 
 fsdp_status fsdp_fill_(fsdp_tensor *t, double value)
 {
-    if (!t) return fsdp_error() ? fsdp_error() : FSDP_INVALID_ARGUMENT;
+    if (!t) return fsdp__fail_null("fsdp_fill_", "the tensor");
     FSDP_TRY(fsdp__tensor_writable(t, "fsdp_fill_"));
     if (t->st->device == FSDP_META) return FSDP_OK;
     if (fsdp__tensor_dense(t)) {

@@ -78,6 +78,22 @@ static fsdp_group *shard_group(const fsdp_tensor *t)
     return g && fsdp_group_size(g) > 1 ? g : NULL;
 }
 
+/* The group that cuts the parameters of the list: NULL if none is cut. */
+static fsdp_status find_group(const fsdp_param_list *l, fsdp_group **group)
+{
+    *group = NULL;
+    for (int64_t i = 0; i < l->count; i++) {
+        fsdp_group *own = shard_group(fsdp__param_kept(l->items[i].param));
+        if (own && *group && own != *group)
+            return fsdp__fail(FSDP_UNSUPPORTED,
+                              "gradient norm over two different shard groups (%s is cut over %s); "
+                              "give all units one mesh",
+                              l->items[i].name, fsdp_group_name(own));
+        if (own) *group = own;
+    }
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_grad_norm(fsdp_module *m, double p, double *norm)
 {
     if (fsdp_error()) return fsdp_error();
@@ -88,20 +104,16 @@ fsdp_status fsdp_grad_norm(fsdp_module *m, double p, double *norm)
     for (int64_t i = 0; i < l.count; i++)
         total += l.items[i].param->ndim ? l.items[i].param->size[0] : 1;
     double *row = fsdp__calloc((size_t)total + 1, sizeof *row, "the norm's rows");
-    fsdp_status s = row ? FSDP_OK : fsdp_error();
     fsdp_group *group = NULL;
+    fsdp_status s = row ? find_group(&l, &group) : fsdp_error();
     for (int64_t i = 0; i < l.count && s == FSDP_OK; i++) {
         const fsdp_param *q = l.items[i].param;
         fsdp_tensor *t = fsdp__param_kept(q), *g = fsdp_grad(t);
-        fsdp_group *own = shard_group(t);
-        if (own && group && own != group)
-            s = fsdp__fail(FSDP_UNSUPPORTED, "gradient norm over two different shard groups");
-        if (own) group = own;
         if (g && q->ndim) put_rows(q, t, g, p, row + at);
         if (g && !q->ndim) row[at] = run_power(fsdp_data(g), g->dtype, 1, p);
         /* What is not cut is known to all ranks of the group: one of them says it. */
         int64_t n = q->ndim ? q->size[0] : 1;
-        if (!own && group && fsdp_group_rank(group) != 0 && !isinf(p))
+        if (group && fsdp_group_rank(group) != 0 && !isinf(p) && !shard_group(t))
             memset(row + at, 0, (size_t)n * sizeof *row);
         at += n;
     }

@@ -161,6 +161,29 @@ static fsdp_status check_module(const fsdp_module *m)
     return FSDP_OK;
 }
 
+/* A slice leaves axes of its mesh out. Where these carry other data, nobody would sum the gradients
+ * along them and the replicas would drift apart; axes of one rank, and those along which ranks see
+ * the same rows, are no matter. */
+static fsdp_status check_slice(const fsdp_mesh *m)
+{
+    static const char *const same_data[] = {"tp", "cp", "pp", "ep"};
+    const fsdp_mesh *parent = fsdp_mesh_parent(m);
+    for (int a = 0; a < fsdp_mesh_ndim(parent); a++) {
+        const char *name = fsdp_mesh_axis_name(parent, a);
+        bool fine = fsdp_mesh_size(parent, a) == 1;
+        for (int b = 0; b < fsdp_mesh_ndim(m); b++)
+            fine = fine || !strcmp(name, fsdp_mesh_axis_name(m, b));
+        for (size_t k = 0; k < sizeof same_data / sizeof *same_data; k++)
+            fine = fine || !strcmp(name, same_data[k]);
+        if (!fine)
+            return fsdp__fail(FSDP_UNSUPPORTED,
+                              "fsdp_fully_shard over axis \"%s\" of a mesh that also has \"%s\" "
+                              "%d: gradients would not be summed along it; give the whole mesh",
+                              fsdp_mesh_axis_name(m, 0), name, fsdp_mesh_size(parent, a));
+    }
+    return FSDP_OK;
+}
+
 static fsdp_status use_mesh(fsdp__unit *u)
 {
     if (!u->opt.mesh) {
@@ -179,6 +202,7 @@ static fsdp_status use_mesh(fsdp__unit *u)
                           "fsdp_fully_shard over a mesh of %d axes; expected one (shard) or two "
                           "(replicate, then shard)",
                           n);
+    FSDP_TRY(check_slice(u->opt.mesh));
     u->shard = fsdp_mesh_group(u->opt.mesh, n - 1);
     u->replicate = n == 2 ? fsdp_mesh_group(u->opt.mesh, 0) : NULL;
     u->S = fsdp_group_size(u->shard);
@@ -313,14 +337,14 @@ static void mark_changed(fsdp__unit *u, double v)
 
 fsdp_status fsdp_set_requires_gradient_sync(fsdp_module *m, int on, int recurse)
 {
-    if (!m) return fsdp_error() ? fsdp_error() : FSDP_INVALID_ARGUMENT;
+    if (!m) return fsdp__fail_null("fsdp_set_requires_gradient_sync", "the module");
     each_unit(m, recurse, set_sync, on);
     return FSDP_OK;
 }
 
 fsdp_status fsdp_set_gradient_divide_factor(fsdp_module *m, double f, int recurse)
 {
-    if (!m) return fsdp_error() ? fsdp_error() : FSDP_INVALID_ARGUMENT;
+    if (!m) return fsdp__fail_null("fsdp_set_gradient_divide_factor", "the module");
     if (!(f >= 0.0))
         return fsdp__fail(FSDP_INVALID_ARGUMENT,
                           "gradient divide factor %g; expected above 0, or 0 for the default", f);
@@ -330,14 +354,14 @@ fsdp_status fsdp_set_gradient_divide_factor(fsdp_module *m, double f, int recurs
 
 fsdp_status fsdp_set_reshard_after_forward(fsdp_module *m, int on, int recurse)
 {
-    if (!m) return fsdp_error() ? fsdp_error() : FSDP_INVALID_ARGUMENT;
+    if (!m) return fsdp__fail_null("fsdp_set_reshard_after_forward", "the module");
     each_unit(m, recurse, set_keep, on != 0);
     return FSDP_OK;
 }
 
 fsdp_status fsdp_mark_changed(fsdp_module *m)
 {
-    if (!m) return fsdp_error() ? fsdp_error() : FSDP_INVALID_ARGUMENT;
+    if (!m) return fsdp__fail_null("fsdp_mark_changed", "the module");
     each_unit(m, 1, mark_changed, 0.0);
     return FSDP_OK;
 }
@@ -371,7 +395,7 @@ fsdp_status fsdp_set_event_hook(fsdp_module *m, fsdp_event_fn fn, void *arg)
 
 fsdp_status fsdp_reset_iteration(fsdp_module *m)
 {
-    if (!m) return fsdp_error() ? fsdp_error() : FSDP_INVALID_ARGUMENT;
+    if (!m) return fsdp__fail_null("fsdp_reset_iteration", "the module");
     fsdp_error_clear();
     each_unit(m, 1, drop_all, 0.0);
     fsdp__unit *u = fsdp__unit_of(m);

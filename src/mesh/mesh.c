@@ -152,6 +152,10 @@ const char *fsdp_mesh_axis_name(const fsdp_mesh *m, int axis)
 
 int fsdp_mesh_axis(const fsdp_mesh *m, const char *name)
 {
+    if (!m || !name) {
+        fsdp__fail_null("fsdp_mesh_axis", m ? "the name" : "the mesh");
+        return -1;
+    }
     for (int a = 0; a < m->ndim; a++)
         if (!strcmp(m->name[a], name)) return a;
     fsdp__str s = {0};
@@ -174,7 +178,7 @@ fsdp_group *fsdp_mesh_group(const fsdp_mesh *m, int axis)
 
 fsdp_mesh *fsdp_mesh_slice(fsdp_mesh *m, const char *name)
 {
-    int a = m ? fsdp_mesh_axis(m, name) : -1;
+    int a = fsdp_mesh_axis(m, name);
     if (a < 0) return NULL;
     fsdp_mesh *s = fsdp__calloc(1, sizeof *s, "a mesh");
     if (!s || !(s->name[0] = fsdp__strdup(name))) {
@@ -196,8 +200,26 @@ fsdp_mesh *fsdp_mesh_parent(const fsdp_mesh *m)
     return m ? m->parent : NULL;
 }
 
+/* Place of a rank of the world along axis a: in the mesh that m was sliced from, if it was. */
+static int place_of(const fsdp_mesh *m, int a, int rank)
+{
+    const char *name = m->name[a];
+    while (m->parent)
+        m = m->parent;
+    int stride = 1;
+    for (int b = m->ndim - 1; b >= 0; b--) {
+        if (!strcmp(m->name[b], name)) return rank / stride % m->size[b];
+        stride *= m->size[b];
+    }
+    return 0;
+}
+
 char *fsdp_mesh_print(fsdp_mesh *m)
 {
+    if (!m) {
+        fsdp__fail_null("fsdp_mesh_print", "the mesh");
+        return NULL;
+    }
     enum { HOST = 64 };
     int world = fsdp_world_size();
     char mine[HOST] = "";
@@ -215,11 +237,8 @@ char *fsdp_mesh_print(fsdp_mesh *m)
         fsdp__str_add(&s, "\n");
         for (int r = 0; r < world; r++) {
             fsdp__str_addf(&s, "  rank %d:", r);
-            int stride = world;
-            for (int a = 0; a < m->ndim; a++) {
-                stride /= m->size[a];
-                fsdp__str_addf(&s, " %s %d,", m->name[a], r / stride % m->size[a]);
-            }
+            for (int a = 0; a < m->ndim; a++)
+                fsdp__str_addf(&s, " %s %d,", m->name[a], place_of(m, a, r));
             fsdp__str_addf(&s, " host %s\n", all + (size_t)r * HOST);
         }
     }

@@ -108,6 +108,12 @@ FSDP_API fsdp_status fsdp_shared_take(fsdp_group *g, int64_t bytes,
                                       const char *what, fsdp_shared *out);
 FSDP_API void fsdp_shared_give(fsdp_group *g, const fsdp_shared *s);
 
+/* Memory of this rank that the group's peers may read: what a list collective
+ * reads must lie in it. Charged to communication, its contents undefined. NULL:
+ * error kept. To be given back before fsdp_finalize, with the same size. */
+FSDP_API void *fsdp_comm_alloc(fsdp_group *g, int64_t bytes);
+FSDP_API void fsdp_comm_free(fsdp_group *g, void *p, int64_t bytes);
+
 /* ---- collectives on lists ----------------------------------------------- */
 
 /*
@@ -128,8 +134,8 @@ typedef struct fsdp_list_entry {
 /* Every rank's shard into every full. With `shared`, all fulls lie inside
  * that range (pointers based on its rw): each rank writes its own rows once,
  * after every rank has released what lies beneath. Without, fulls are
- * private and shards must lie in memory of fsdp__comm_allocator. The entries
- * are copied; shards must not change until the work is done on all ranks
+ * private and shards must lie in memory of fsdp_comm_alloc. The entries are
+ * copied; shards must not change until the work is done on all ranks
  * (which a wait on any later collective of the lane implies). */
 FSDP_API fsdp_status fsdp_all_gather_list(fsdp_group *g, fsdp_lane lane,
                                           const char *label,
@@ -138,7 +144,7 @@ FSDP_API fsdp_status fsdp_all_gather_list(fsdp_group *g, fsdp_lane lane,
                                           fsdp_work **out);
 
 /* shard (+)= scale * sum over ranks of full's own rows; add != 0 adds to what
- * is there. fulls lie in memory of fsdp__comm_allocator; a rank whose entry
+ * is there. fulls lie in memory of fsdp_comm_alloc; a rank whose entry
  * is not present counts as zeros, and an entry that no rank has is left
  * untouched with present = 0 in e after the wait (e must stay valid).
  * fulls may be written again when the work's buffers are free

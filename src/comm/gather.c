@@ -101,7 +101,7 @@ static fsdp_status check_entry(const fsdp_group *g, const char *label, const fsd
         if (fsdp__offset_of(g->world, e->shard, bytes) < 0)
             return fsdp__fail(FSDP_INVALID_ARGUMENT,
                               "all_gather '%s': the shard of entry %d does not lie in memory that "
-                              "peers can read; allocate it with the group's allocator",
+                              "peers can read; allocate it with fsdp_comm_alloc",
                               label, i);
     }
     return FSDP_OK;

@@ -288,6 +288,30 @@ fsdp__allocator *fsdp__comm_allocator(fsdp_group *g)
     return s && s->world ? s->world->allocator : fsdp__allocator_cpu();
 }
 
+void *fsdp_comm_alloc(fsdp_group *g, int64_t bytes)
+{
+    if (fsdp_error() != FSDP_OK) return NULL;
+    if (!g || bytes < 0) {
+        fsdp__fail(FSDP_INVALID_ARGUMENT, "fsdp_comm_alloc: %lld bytes of %s; expected 0 or more",
+                   (long long)bytes, g ? g->name : "no group");
+        return NULL;
+    }
+    static const char what[] = "memory that peers read";
+    if (fsdp__account_take(FSDP_COMMUNICATION, bytes, what) != FSDP_OK) return NULL;
+    fsdp__allocator *a = fsdp__comm_allocator(g);
+    void *p = a ? a->alloc(a, bytes > 0 ? (size_t)bytes : 1, what) : NULL;
+    if (!p) fsdp__account_give(FSDP_COMMUNICATION, bytes);
+    return p;
+}
+
+void fsdp_comm_free(fsdp_group *g, void *p, int64_t bytes)
+{
+    fsdp__allocator *a = p ? fsdp__comm_allocator(g) : NULL;
+    if (!a) return;
+    a->free(a, p, bytes > 0 ? (size_t)bytes : 1);
+    fsdp__account_give(FSDP_COMMUNICATION, bytes);
+}
+
 void fsdp__comm_set_disturb(fsdp__comm_disturb fn, void *arg)
 {
     fsdp__comm_state *s = fsdp__comm_state_get();

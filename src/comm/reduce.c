@@ -182,7 +182,7 @@ static fsdp_status check_entry(const fsdp_group *g, fsdp_collective c, const cha
         return fsdp__fail(
             FSDP_INVALID_ARGUMENT,
             "%s '%s': the full of entry %d does not lie in memory that peers can read; "
-            "allocate it with the group's allocator",
+            "allocate it with fsdp_comm_alloc",
             what, label, i);
     return FSDP_OK;
 }

@@ -97,7 +97,7 @@ fsdp_status fsdp__abort_check(const fsdp__world *w, const char *where)
         return fsdp__fail(
             FSDP_INVALID_STATE,
             "%s: this rank posted an error to its peers before, and they have stopped: "
-            "%s; call fsdp_finalize and start again",
+            "%s; call fsdp_reset_iteration on all ranks, or fsdp_finalize and start again",
             where, a->text);
     if (code != FSDP_PEER_DIED && code != FSDP_MISMATCH && code != FSDP_TIMEOUT)
         code = FSDP_PEER_FAILED;

@@ -126,7 +126,10 @@ static fsdp_status describe_list(fsdp_work *w, fsdp__lane_state *lane)
         a->free(a, lane->descriptions[place].p, (size_t)old);
         lane->descriptions[place].n = 0;
         lane->descriptions[place].p = a->alloc(a, (size_t)bytes, "descriptions of collectives");
-        if (!lane->descriptions[place].p) return fsdp_error();
+        if (!lane->descriptions[place].p) {
+            fsdp__account_give(FSDP_COMMUNICATION, bytes);
+            return fsdp_error();
+        }
         lane->descriptions[place].n = w->n;
     }
     fsdp__post_entry *p = lane->descriptions[place].p;

@@ -452,9 +452,9 @@ static fsdp_status refuse_rank(void *arg)
 static void test_refuse(void **state)
 {
     (void)state;
-    static const char *const words[] = {
-        "group's allocator", "shared copy", "8 rows", "group's allocator", "none",
-        "no full",           "no lane"};
+    static const char *const words[] = {"fsdp_comm_alloc", "shared copy", "8 rows",
+                                        "fsdp_comm_alloc", "none",        "no full",
+                                        "no lane"};
     for (int i = 0; i < 7; i++) {
         fsdp_status s = fsdp_run_threads(2, refuse_rank, &i);
         assert_int_not_equal(s, FSDP_OK);

@@ -75,9 +75,10 @@ static fsdp_status declare(saver *v, const char *name, const fsdp_param *p, fsdp
 {
     fsdp__block b = fsdp__block_of(p);
     json_t *box = json_object();
-    json_object_set_new(box, "shape", numbers(b.whole, b.ndim));
-    json_object_set_new(box, "offset", numbers(b.at, b.ndim));
-    json_object_set_new(v->blocks, name, box);
+    int failed = json_object_set_new(box, "shape", numbers(b.whole, b.ndim));
+    failed |= json_object_set_new(box, "offset", numbers(b.at, b.ndim));
+    failed |= json_object_set_new(v->blocks, name, box);
+    if (failed) return fsdp__fail_memory("a checkpoint", 0);
     return fsdp__st_writer_add(v->writer, name, t, b.ndim, b.size);
 }
 
@@ -163,16 +164,30 @@ static fsdp_status write_index(const char *dir, const fsdp_optimizer *opt,
     return s;
 }
 
-/* Rank 0 alone: the folder gets its name. */
-static fsdp_status publish(const char *temp, const char *path, const fsdp_optimizer *opt,
+/* The folder gets its name. One that had it goes under another first: a removal that is cut short
+ * must not look whole. */
+static fsdp_status replace(const char *temp, const char *path, const char *old)
+{
+    if (!fsdp__dir_exists(path)) return fsdp__file_rename(temp, path);
+    FSDP_TRY(fsdp__dir_remove(old));
+    FSDP_TRY(fsdp__file_rename(path, old));
+    FSDP_TRY(fsdp__file_rename(temp, path));
+    return fsdp__dir_remove(old);
+}
+
+/* Rank 0 alone: index and name. */
+static fsdp_status publish(const char *folder, const char *temp, const fsdp_optimizer *opt,
                            const fsdp__ckpt_state *state)
 {
     if (fsdp_rank() != 0) return FSDP_OK;
     FSDP_TRY(write_index(temp, opt, state));
     FSDP_TRY(fsdp__dir_sync(temp));
-    /* A folder replaces an empty one only. */
-    FSDP_TRY(fsdp__dir_remove(path));
-    return fsdp__file_rename(temp, path);
+    char *path = fsdp__ckpt_path(folder, state->step, "");
+    char *old = fsdp__ckpt_path(folder, state->step, ".old.tmp");
+    fsdp_status s = path && old ? replace(temp, path, old) : fsdp_error();
+    free(path);
+    free(old);
+    return s;
 }
 
 fsdp_status fsdp__ckpt_save(fsdp_module *model, fsdp_optimizer *opt, const char *folder,
@@ -180,10 +195,10 @@ fsdp_status fsdp__ckpt_save(fsdp_module *model, fsdp_optimizer *opt, const char 
 {
     if (fsdp_error()) return fsdp_error();
     char *temp = fsdp__ckpt_path(folder, state->step, ".tmp");
-    char *path = fsdp__ckpt_path(folder, state->step, ""), *file = NULL, name[64];
+    char *file = NULL, name[64];
     fsdp_group *world = fsdp_group_world();
     fsdp_status s = FSDP_OK;
-    if (!temp || !path) FSDP_GO(fsdp_error());
+    if (!temp) FSDP_GO(fsdp_error());
     fsdp__ckpt_file_name(fsdp_rank(), fsdp_world_size(), name, sizeof name);
     file = fsdp__path_join(temp, name);
     if (!file) FSDP_GO(fsdp_error());
@@ -194,7 +209,7 @@ fsdp_status fsdp__ckpt_save(fsdp_module *model, fsdp_optimizer *opt, const char 
     FSDP_GO(fsdp_barrier(world, FSDP_LANE_CONTROL));
     FSDP_GO(write_file(model, opt, file, state));
     FSDP_GO(fsdp_barrier(world, FSDP_LANE_CONTROL));
-    FSDP_GO(publish(temp, path, opt, state));
+    FSDP_GO(publish(folder, temp, opt, state));
     FSDP_GO(fsdp_barrier(world, FSDP_LANE_CONTROL));
 done:
     if (s != FSDP_OK && file) {
@@ -209,7 +224,6 @@ done:
     }
     free(file);
     free(temp);
-    free(path);
     return s;
 }
 

@@ -187,6 +187,13 @@ static void cuts_and_replicas_do_not_matter(void **state)
     run(2, &(job){.folder = folder, .replicas = 2, .dim = 0, .seed = 8, .load = true});
     run(3, &(job){.folder = folder, .replicas = 3, .dim = 0, .seed = 7, .save = true});
     run(3, &(job){.folder = folder, .replicas = 1, .dim = 1, .seed = 8, .load = true});
+    /* The second save took the place of the first: nothing else is left. */
+    char **names;
+    int64_t n;
+    assert_int_equal(fsdp__dir_list(folder, &names, &n), FSDP_OK);
+    assert_int_equal(n, 1);
+    assert_string_equal(names[0], "step-12");
+    fsdp__dir_list_free(names, n);
 }
 
 static void what_does_not_fit_is_listed(void **state)

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/cpu.h"
 #include "base/str.h"
 #include "cli/cli.h"
 #include "cli/commands.h"
@@ -120,5 +121,7 @@ int main(int argc, char **argv)
         return c ? finish(c->run(2, words)) : unknown(argv[2]);
     }
     const command *c = find(name);
-    return c ? finish(c->run(argc - 1, argv + 1)) : unknown(name);
+    if (!c) return unknown(name);
+    if (fsdp__cpu_check() != FSDP_OK) return fsdp__cli_report(name);
+    return finish(c->run(argc - 1, argv + 1));
 }

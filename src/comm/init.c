@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/context.h"
+#include "base/cpu.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "comm/comm_internal.h"
@@ -74,6 +75,7 @@ fsdp_status fsdp_init(int *argc, char ***argv)
     (void)argc;
     (void)argv;
     if (fsdp_error() != FSDP_OK) return fsdp_error();
+    FSDP_TRY(fsdp__cpu_check());
     fsdp__comm_state *s = fsdp__comm_state_get();
     if (!s) return fsdp_error();
     if (s->joined)

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "base/convert.h"
+#include "base/cpu.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/thread.h"
@@ -99,6 +100,9 @@ static fsdp_status make_mesh(trainer *t)
     char *text = t->mesh ? fsdp_mesh_print(t->mesh) : NULL;
     if (!text) return fsdp_error();
     fsdp__say(&t->metrics, "mesh %s", text);
+    fsdp__say(&t->metrics, "kernels for %s (%s), %d thread%s a rank\n",
+              fsdp__cpu_isa_name(fsdp__cpu_isa()), fsdp__cpu_model(), fsdp_threads(),
+              fsdp_threads() == 1 ? "" : "s");
     free(text);
     return FSDP_OK;
 }

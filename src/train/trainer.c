@@ -84,6 +84,9 @@ static fsdp_status start(trainer *t)
     if (t->text.failed) return fsdp__fail_memory("the configuration's text", t->text.len);
     FSDP_TRY(fsdp__config_agree(t->text.p));
     fsdp__say(&t->metrics, "%s\n", c->job.description ? c->job.description : "");
+    if (!c->checkpoint.enable && !c->checkpoint.last_save_in_hf)
+        fsdp__say(&t->metrics, "checkpoint.enable and checkpoint.last_save_in_hf are off: the "
+                               "weights end with the run\n");
     if (c->job.print_config) fsdp__say(&t->metrics, "%s", t->text.p);
     fsdp__say(&t->metrics, "configuration hash %016" PRIx64 "\n",
               fsdp__train_config_hash(t->text.p));

@@ -221,11 +221,11 @@ fsdp_tensor *fsdp_module_buffer(const fsdp_module *m, const char *name)
 
 /* ---- walking ---------------------------------------------------------------------- */
 
+/* Each parameter keeps where it stood in the last list, right or not for this one: looking there
+ * keeps a walk linear, and sharding block by block walks once a block. */
 static bool listed(const fsdp_param_list *l, const fsdp_param *p)
 {
-    for (int64_t i = 0; i < l->count; i++)
-        if (l->items[i].param == p) return true;
-    return false;
+    return p->listed_at < l->count && l->items[p->listed_at].param == p;
 }
 
 static fsdp_status walk(fsdp_module *m, fsdp__str *prefix, fsdp_param_list *l, int64_t *cap)
@@ -240,6 +240,7 @@ static fsdp_status walk(fsdp_module *m, fsdp__str *prefix, fsdp_param_list *l, i
         fsdp__str_add(&name, m->in->params[i].name);
         char *text = fsdp__str_take(&name);
         if (!text) return fsdp_error();
+        p->listed_at = l->count;
         l->items[l->count++] = (fsdp_named_param){text, p, m};
     }
     for (int64_t i = 0; i < m->in->n_children; i++) {

@@ -22,8 +22,9 @@ struct fsdp_param {
     char *name;       /* dotted, from the root; set by fsdp__module_name_params */
     char **old_names; /* storages and messages may still point to them */
     int64_t n_old, cap_old;
-    const char *unit; /* the unit that shards it; NULL: none. Owned by the unit */
-    void *shard;      /* fsdp's part; not owned */
+    const char *unit;  /* the unit that shards it; NULL: none. Owned by the unit */
+    void *shard;       /* fsdp's part; not owned */
+    int64_t listed_at; /* index in the last list of parameters that was made */
 };
 
 typedef struct fsdp__hook_entry {
@@ -41,12 +42,12 @@ struct fsdp__module {
     struct fsdp__param_entry {
         char *name;
         fsdp_param *param;
-    } *params;
+    } * params;
     int64_t n_params, cap_params;
     struct fsdp__buffer_entry {
         char *name;
         fsdp_tensor *t;
-    } *buffers;
+    } * buffers;
     int64_t n_buffers, cap_buffers;
     fsdp__hook_entry *hooks;
     int64_t n_hooks, cap_hooks;

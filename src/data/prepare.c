@@ -94,6 +94,7 @@ static fsdp_status read_text(job *j, int64_t i, char **text, size_t *n)
 static fsdp_status train_tokenizer(job *j)
 {
     const char *end = j->o->end_token ? j->o->end_token : END_OF_TEXT;
+    int64_t texts = 0;
     fsdp_status s = FSDP_OK;
     fsdp__bpe_trainer *t = fsdp__bpe_trainer_create();
     if (!t) return fsdp_error();
@@ -103,8 +104,15 @@ static fsdp_status train_tokenizer(job *j)
         if (j->sources[i].validation) continue;
         s = read_text(j, i, &text, &n);
         if (text) s = fsdp__bpe_trainer_add(t, text, n);
+        texts += text != NULL;
         free(text);
     }
+    if (s == FSDP_OK && !texts)
+        s = fsdp__fail(FSDP_NOT_FOUND,
+                       "prepare: none of the %lld files is a text to train on (empty files and "
+                       "files with NUL bytes are none, nor are those of the validation set); give "
+                       "files of text",
+                       (long long)j->walk.count);
     if (s == FSDP_OK) s = fsdp__bpe_trainer_write(t, j->o->train_tokenizer, &end, 1, j->o->out);
     fsdp__bpe_trainer_free(t);
     return s;

@@ -190,12 +190,12 @@ static void test_refused(void **state)
     o.validation_count = 1;
     check_refused(&o, "odd*");
     o.validation = all; /* nothing is left to train on */
-    check_refused(&o, "tokens at most");
+    check_refused(&o, "none of the 1 files is a text to train on");
     o.train_tokenizer = 257;
-    check_refused(&o, "empty");
+    check_refused(&o, "none of the 1 files is a text to train on");
     o.validation_count = 0;
     o.paths = empty;
-    check_refused(&o, "empty");
+    check_refused(&o, "none of the 1 files is a text to train on");
     o.paths = paths;
     o.tokenizer = FSDP_TEST_DATA "/tokenizers/gpt2";
     o.train_tokenizer = 0;

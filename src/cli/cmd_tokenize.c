@@ -76,12 +76,27 @@ static fsdp_status parse_ids(const fsdp__str *text, fsdp__ids *out)
     }
 }
 
+/* Decoding skips an id without a token, as other libraries do; a user is told. */
+static fsdp_status check_ids(const fsdp_tokenizer *t, const fsdp__ids *ids)
+{
+    int64_t size = fsdp_tokenizer_vocab_size(t);
+    for (int64_t i = 0; i < ids->count; i++)
+        if (ids->items[i] >= size)
+            return fsdp__fail(FSDP_INVALID_DATA,
+                              "word %lld of standard input is %d, which is outside the vocabulary "
+                              "of %lld (ids 0 to %lld); decode with the tokenizer that made it",
+                              (long long)i + 1, (int)ids->items[i], (long long)size,
+                              (long long)size - 1);
+    return FSDP_OK;
+}
+
 static fsdp_status print_text(fsdp_tokenizer *t, const fsdp__str *input, bool special)
 {
     fsdp__ids ids = {0};
     size_t n = 0;
     char *text = NULL;
     fsdp_status s = parse_ids(input, &ids);
+    if (s == FSDP_OK) s = check_ids(t, &ids);
     if (s == FSDP_OK) {
         text = fsdp_tokenizer_decode(t, ids.items, ids.count, !special, &n);
         s = text ? FSDP_OK : fsdp_error();

@@ -50,6 +50,13 @@ code=0
 "$FSDP" tokenize "$t/gpt2" --decode <"$tmp/ids" 2>"$tmp/err" || code=$?
 same "exit code of a bad id" "$code" 1
 grep -q 'word 3 .*x3' "$tmp/err" || fail "a bad id is not named: $(cat "$tmp/err")"
+echo '1 2 99999999' >"$tmp/ids"
+code=0
+"$FSDP" tokenize "$t/gpt2" --decode <"$tmp/ids" >"$tmp/back" 2>"$tmp/err" || code=$?
+same "exit code of an id outside the vocabulary" "$code" 1
+grep -q 'word 3 .*is 99999999, which is outside the vocabulary of' "$tmp/err" ||
+    fail "an id outside the vocabulary is not named: $(cat "$tmp/err")"
+[ ! -s "$tmp/back" ] || fail "a text with an id left out was printed"
 "$FSDP" tokenize --help | grep -q -- --decode || fail "no help of tokenize"
 
 # prepare: a family held out, by the name of a link.

@@ -292,7 +292,8 @@ static fsdp_status check_model(fsdp__parity_run *r, const char *dir)
     if (s == FSDP_OK && !expected && !(t.json && tokens))
         s = fsdp__fail(FSDP_NOT_FOUND,
                        "%s: found neither expected.safetensors nor training.json with "
-                       "train_tokens.safetensors; there is nothing to compare with",
+                       "train_tokens.safetensors; there is nothing to compare with (a folder with "
+                       "run.json wants --model FOLDER)",
                        dir);
     if (s == FSDP_OK) s = fsdp__parity_make_model(r, dir, 1, false);
     if (s == FSDP_OK) set_title(r, 1, "");

@@ -18,5 +18,7 @@
 #include "shard.h"
 #include "optim.h"
 #include "data.h"
+#include "models.h"
+#include "hf.h"
 
 #endif

@@ -13,7 +13,8 @@
 
 FSDP_EXTERN_C_BEGIN
 
-typedef struct fsdp_model_config fsdp_model_config; /* models/config.h */
+/* Sizes and choices of a model: fsdp_model_config_load (hf.h) reads one. */
+typedef struct fsdp_model_config fsdp_model_config;
 
 /* On the current device (push FSDP_META for shapes alone), parameters in f32,
  * rules of initialisation set by c's initializer_range. NULL: error kept. */

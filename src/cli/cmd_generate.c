@@ -167,21 +167,12 @@ static int take(void *arg, int64_t token)
 static fsdp_status load(const request *r, fsdp_model_config *c, fsdp_module **model,
                         fsdp_tokenizer **tokenizer)
 {
-    char *config = fsdp__path_join(r->folder, "config.json");
-    char *generation = fsdp__path_join(r->folder, "generation_config.json");
-    fsdp_status s = FSDP_OK;
-    if (!config || !generation) FSDP_GO(fsdp_error());
     if (!fsdp__dir_exists(r->folder))
-        FSDP_GO(fsdp__fail(FSDP_NOT_FOUND, "there is no folder '%s'", r->folder));
-    FSDP_GO(fsdp__hf_config_load(config, c));
-    FSDP_GO(fsdp__hf_generation_load(generation, c));
-    if (!(*tokenizer = fsdp_tokenizer_load(r->folder))) FSDP_GO(fsdp_error());
-    if (!(*model = fsdp_model_create(c))) FSDP_GO(fsdp_error());
-    FSDP_GO(fsdp__hf_load_weights(*model, r->folder));
-done:
-    free(config);
-    free(generation);
-    return s;
+        return fsdp__fail(FSDP_NOT_FOUND, "there is no folder '%s'", r->folder);
+    FSDP_TRY(fsdp__hf_folder_config(r->folder, c));
+    if (!(*tokenizer = fsdp_tokenizer_load(r->folder))) return fsdp_error();
+    if (!(*model = fsdp_model_create(c))) return fsdp_error();
+    return fsdp__hf_load_weights(*model, r->folder);
 }
 
 static fsdp_status run(request *r)

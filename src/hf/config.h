@@ -30,4 +30,7 @@ fsdp_status fsdp__hf_config_save(const fsdp_model_config *c, const char *path);
 fsdp_status fsdp__hf_generation_load(const char *path, fsdp_model_config *c);
 fsdp_status fsdp__hf_generation_save(const fsdp_model_config *c, const char *path);
 
+/* Both files of a folder; the second may be missing. */
+fsdp_status fsdp__hf_folder_config(const char *folder, fsdp_model_config *out);
+
 #endif

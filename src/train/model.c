@@ -60,22 +60,11 @@ static fsdp_status from_sizes(const fsdp__train_config *c, int64_t vocab_size,
     return fsdp__model_config_check(out, "model");
 }
 
-static fsdp_status from_folder(const char *folder, fsdp_model_config *out)
-{
-    char *path = fsdp__path_join(folder, "config.json");
-    char *generation = fsdp__path_join(folder, "generation_config.json");
-    fsdp_status s = path && generation ? fsdp__hf_config_load(path, out) : fsdp_error();
-    if (s == FSDP_OK) s = fsdp__hf_generation_load(generation, out);
-    free(path);
-    free(generation);
-    return s;
-}
-
 fsdp_status fsdp__train_model_config(const fsdp__train_config *c, int64_t vocab_size,
                                      fsdp_model_config *out)
 {
     if (c->model.hf_assets_path)
-        FSDP_TRY(from_folder(c->model.hf_assets_path, out));
+        FSDP_TRY(fsdp__hf_folder_config(c->model.hf_assets_path, out));
     else
         FSDP_TRY(from_sizes(c, vocab_size, out));
     const char *where = c->model.hf_assets_path ? c->model.hf_assets_path : "model";

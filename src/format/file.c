@@ -12,13 +12,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/str.h"
+#include "base/thread.h"
 
 /* ---- errors ------------------------------------------------------------------- */
 
@@ -400,6 +403,57 @@ fsdp_status fsdp__dir_remove(const char *path)
     fsdp__dir_list_free(names, n);
     if (s == FSDP_OK && rmdir(path) && errno != ENOENT) s = fail("remove the folder", path);
     return s;
+}
+
+fsdp_status fsdp__dir_can_make(const char *path)
+{
+    fsdp_status s = FSDP_OK;
+    struct stat st;
+    char *p = fsdp__strdup(path);
+    while (p && stat(p, &st) && (errno == ENOENT || errno == ENOTDIR) && strcmp(p, ".") &&
+           strcmp(p, "/")) {
+        while (strlen(p) > 1 && fsdp__ends_with(p, "/"))
+            p[strlen(p) - 1] = '\0';
+        char *up = fsdp__path_dir(p);
+        free(p);
+        p = up;
+    }
+    if (!p) return FSDP_NO_MEMORY;
+    if (!stat(p, &st) && !S_ISDIR(st.st_mode)) {
+        errno = EEXIST;
+        s = fail("create the folder", p);
+    } else if (faccessat(AT_FDCWD, p, W_OK | X_OK, AT_EACCESS)) {
+        s = fail(strcmp(p, path) ? "create a folder in" : "write into the folder", p);
+    }
+    free(p);
+    return s;
+}
+
+fsdp_status fsdp__dir_lock(const char *path, double seconds, int *lock)
+{
+    *lock = open_file(path, O_RDONLY | O_DIRECTORY, 0);
+    if (*lock < 0) return fail("open the folder", path);
+    double end = fsdp__now() + seconds;
+    while (flock(*lock, LOCK_EX | LOCK_NB)) {
+        if (errno == EWOULDBLOCK && fsdp__now() < end) {
+            nanosleep(&(struct timespec){0, 20000000}, NULL);
+            continue;
+        }
+        if (errno == EINTR) continue;
+        bool held = errno == EWOULDBLOCK;
+        /* A file system without locks: as before there were any. */
+        if (!held && (errno == ENOLCK || errno == ENOTSUP || errno == EINVAL || errno == ENOSYS))
+            return FSDP_OK;
+        fsdp_status s = held ? fsdp__fail(FSDP_INVALID_STATE,
+                                          "%s: another process works in this folder; wait for its "
+                                          "end, or choose another folder",
+                                          path)
+                             : fail("lock the folder", path);
+        close(*lock);
+        *lock = -1;
+        return s;
+    }
+    return FSDP_OK;
 }
 
 fsdp_status fsdp__dir_sync(const char *path)

@@ -59,6 +59,12 @@ void fsdp__temp_abort(fsdp__temp_file *t);
 bool fsdp__dir_exists(const char *path);
 /* Makes path and the folders above it; one that is there is no error. */
 fsdp_status fsdp__dir_make(const char *path);
+/* Whether fsdp__dir_make, and files in it, would be allowed, as far as that shows without a try:
+ * what is in the way or not writable is an error. Makes nothing. */
+fsdp_status fsdp__dir_can_make(const char *path);
+/* Claims the folder until close(*lock) or the end of the process; an error if another process still
+ * holds it after `seconds`. It is an advice between processes that ask, and leaves nothing. */
+fsdp_status fsdp__dir_lock(const char *path, double seconds, int *lock);
 /* Names in the folder without "." and "..", sorted by bytes. Freed by fsdp__dir_list_free. */
 fsdp_status fsdp__dir_list(const char *path, char ***names, int64_t *count);
 void fsdp__dir_list_free(char **names, int64_t count);

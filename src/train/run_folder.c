@@ -6,6 +6,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/error.h"
 #include "base/memory.h"
@@ -55,6 +56,9 @@ done:
 }
 
 /* ---- the folder -------------------------------------------------------------------------- */
+
+/* How long a run waits for one that is ending: ranks die right after their launcher. */
+#define LOCK_SECONDS 2.0
 
 typedef struct run_state {
     bool there, finished;
@@ -177,14 +181,17 @@ static fsdp_status decide(const fsdp__train_config *c, const char *text, fsdp__m
 fsdp_status fsdp__run_folder_open(const fsdp__train_config *c, const char *text, fsdp__metrics *m,
                                   fsdp__run_folder *out)
 {
-    *out = (fsdp__run_folder){.load_step = -1};
+    *out = (fsdp__run_folder){.load_step = -1, .lock = -1};
     out->checkpoints = fsdp__path_join(c->job.dump_folder, c->checkpoint.folder);
     out->hf = fsdp__path_join(c->job.dump_folder, "hf");
     out->metrics = fsdp__path_join(c->job.dump_folder, "metrics.jsonl");
     if (!out->checkpoints || !out->hf || !out->metrics) return fsdp_error();
     int64_t told[2] = {0, -1};
     if (fsdp_rank() == 0) {
+        const char *folder = c->job.dump_folder;
+        if (fsdp__dir_exists(folder)) FSDP_TRY(fsdp__dir_lock(folder, LOCK_SECONDS, &out->lock));
         FSDP_TRY(decide(c, text, m, out));
+        if (!out->finished) FSDP_TRY(fsdp__dir_can_make(folder));
         told[0] = out->finished;
         told[1] = out->load_step;
     }
@@ -194,18 +201,28 @@ fsdp_status fsdp__run_folder_open(const fsdp__train_config *c, const char *text,
     return FSDP_OK;
 }
 
+static fsdp_status begin(const fsdp__train_config *c, const char *text, fsdp__run_folder *f)
+{
+    const char *folder = c->job.dump_folder;
+    if (f->lock < 0) FSDP_TRY(fsdp__dir_lock(folder, LOCK_SECONDS, &f->lock));
+    if (c->checkpoint.enable) FSDP_TRY(fsdp__ckpt_prune(f->checkpoints, 0));
+    FSDP_TRY(write_config(folder, text));
+    return write_state(folder, json_pack("{s:s, s:I}", "state", "running", "steps",
+                                         (json_int_t)(f->load_step < 0 ? 0 : f->load_step)));
+}
+
 fsdp_status fsdp__run_folder_begin(const fsdp__train_config *c, const char *text,
-                                   const fsdp__run_folder *f)
+                                   fsdp__run_folder *f)
 {
     const char *folder = c->job.dump_folder;
     if (fsdp_rank() == 0) {
+        bool mine = !fsdp__dir_exists(folder);
         FSDP_TRY(fsdp__dir_make(folder));
-        if (c->checkpoint.enable) FSDP_TRY(fsdp__ckpt_prune(f->checkpoints, 0));
-        FSDP_TRY(write_config(folder, text));
-        FSDP_TRY(write_state(folder, json_pack("{s:s, s:I}", "state", "running", "steps",
-                                               (json_int_t)(f->load_step < 0 ? 0 : f->load_step))));
+        fsdp_status s = begin(c, text, f);
+        /* Without a lock it is another run's by now. */
+        if (s != FSDP_OK && mine && f->lock >= 0) (void)fsdp__dir_remove(folder);
+        if (s != FSDP_OK) return s;
     }
-    /* A folder that cannot be written is seen before the ranks take memory. */
     return fsdp_barrier(fsdp_group_world(), FSDP_LANE_CONTROL);
 }
 
@@ -214,7 +231,8 @@ void fsdp__run_folder_free(fsdp__run_folder *f)
     free(f->checkpoints);
     free(f->hf);
     free(f->metrics);
-    *f = (fsdp__run_folder){.load_step = -1};
+    if (f->lock >= 0) close(f->lock);
+    *f = (fsdp__run_folder){.load_step = -1, .lock = -1};
 }
 
 fsdp_status fsdp__run_folder_finish(const fsdp__train_config *c, int64_t steps, double loss,

@@ -15,21 +15,25 @@
 
 typedef struct fsdp__run_folder {
     char *checkpoints, *hf, *metrics; /* paths */
-    bool finished;     /* nothing is left to do */
+    bool finished;                    /* nothing is left to do */
     int64_t load_step; /* of the checkpoint to go on from; -1: start from the beginning */
+    int lock;          /* rank 0's claim on the folder; -1: none */
 } fsdp__run_folder;
 
 /* Compares text, the resolved configuration, over the ranks: an error on each rank whose text is
  * another than rank 0's, naming the options. Collective. */
 fsdp_status fsdp__config_agree(const char *text);
 
-/* Looks at the folder of c and decides where to begin; changes nothing. Rank 0 does that and tells
- * the others. Collective. */
+/* Looks at the folder of c and decides where to begin; changes nothing. An error if another run
+ * works in it, or if it could not be made or written. Rank 0 does that and tells the others.
+ * Collective. */
 fsdp_status fsdp__run_folder_open(const fsdp__train_config *c, const char *text, fsdp__metrics *m,
                                   fsdp__run_folder *out);
-/* Makes the folder, writes config.yaml and marks the run as running. Collective. */
+/* Makes the folder, writes config.yaml and marks the run as running; on failure a folder that was
+ * made is gone again. Called when the model is there, so that a run that cannot start leaves
+ * nothing. Collective. */
 fsdp_status fsdp__run_folder_begin(const fsdp__train_config *c, const char *text,
-                                   const fsdp__run_folder *f);
+                                   fsdp__run_folder *f);
 void fsdp__run_folder_free(fsdp__run_folder *f);
 /* Marks it finished after `steps`; validation and bigram NAN where they are not known. Rank 0
  * alone; other ranks' calls do nothing. */

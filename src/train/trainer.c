@@ -242,10 +242,10 @@ static fsdp_status make_model(trainer *t)
         free(text);
     }
     FSDP_TRY(check_limit(t));
-    FSDP_TRY(fsdp__run_folder_begin(t->c, t->text.p, &t->folder));
     FSDP_TRY(fsdp_to_empty(t->model, FSDP_CPU));
     FSDP_TRY(make_optimizer(t));
-    return fill(t);
+    FSDP_TRY(fill(t));
+    return fsdp__run_folder_begin(t->c, t->text.p, &t->folder);
 }
 
 /* ---- losses --------------------------------------------------------------------------------- */
@@ -547,7 +547,7 @@ fsdp_status fsdp__train(const fsdp__train_config *c, int (*stop)(void))
                  .rank = fsdp_rank(),
                  .ranks = fsdp_world_size(),
                  .world = fsdp_group_world(),
-                 .folder = {.load_step = -1},
+                 .folder = {.load_step = -1, .lock = -1},
                  .loss = NAN,
                  .grad_norm = NAN,
                  .validation = NAN,

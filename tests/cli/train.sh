@@ -163,6 +163,18 @@ steps=$(ls long/checkpoint | sed 's/step-//')
 run long -n 2 --training.steps $((steps + 1)) --checkpoint.enable
 check "goes on" is "$code $(tail -n 1 long.losses | grep -c "\"step\": $((steps + 1)),")" "0 1"
 
+# ---- two jobs in one folder --------------------------------------------------------------------------
+"$FSDP" train -n 2 tiny.yaml --job.dump_folder both --training.steps 1000000000 >out 2>err &
+pid=$!
+check "the first of two jobs starts" until_true 100 grep -q '"step": 3' both/metrics.jsonl
+"$FSDP" train -n 2 tiny.yaml --job.dump_folder both >out2 2>err2
+check "the second of two jobs" is "$? $(grep -c 'both: another process works in this folder' err2 | sed 's/[1-9]/some/')" \
+    "1 some"
+check "disturbs nothing" grep -q '"step": 3' both/metrics.jsonl
+kill -INT $pid
+wait $pid
+check "and the first goes on until Ctrl-C" is $? 130
+
 # ---- a folder goes in ------------------------------------------------------------------------------------------
 sed '/^model:/d' tiny.yaml >hf.yaml
 "$FSDP" train -n 2 hf.yaml --model.hf_assets_path whole_run/hf --job.dump_folder tuned \
@@ -258,7 +270,15 @@ head -c 3000 whole_run/hf/model.safetensors >weights/model.safetensors
 "$FSDP" train -n 2 hf.yaml --model.hf_assets_path weights --job.dump_folder wrong >out 2>err
 check "truncated weights" is "$? $(grep -c 'weights/model.safetensors' err | sed 's/[1-9]/some/')" \
     "1 some"
-rm -rf wrong weights/model.safetensors
+check "truncated weights: nothing is left" none wrong
+cp whole_run/hf/model.safetensors weights
+sed 's/"num_hidden_layers": 2/"num_hidden_layers": 3/' whole_run/hf/config.json >weights/config.json
+"$FSDP" train -n 2 hf.yaml --model.hf_assets_path weights --job.dump_folder wrong >out 2>err
+check "weights that are missing" is "$? $(grep -c ' 9 missing: model.layers.2.inp' err | sed 's/[1-9]/some/')" \
+    "1 some"
+check "weights that are missing: nothing is left" none wrong
+cp whole_run/hf/config.json weights
+rm weights/model.safetensors
 "$FSDP" train -n 2 hf.yaml --model.hf_assets_path weights --job.dump_folder wrong >out 2>err
 check "no weights" has err 'has neither model.safetensors nor'
 check "no weights: nothing is left" none wrong

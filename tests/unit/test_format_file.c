@@ -224,6 +224,28 @@ static void test_folders(void **state)
     expect_error(fsdp__dir_available(in("none"), &room), FSDP_NOT_FOUND, "none");
 }
 
+static void test_claims(void **state)
+{
+    (void)state;
+    int a, b;
+    /* What could be made is made by nobody. */
+    assert_int_equal(fsdp__dir_can_make(in("claim/x//y/")), FSDP_OK);
+    assert_false(fsdp__dir_exists(in("claim")));
+    assert_int_equal(fsdp__dir_make(in("claim")), FSDP_OK);
+    assert_int_equal(fsdp__dir_can_make(in("claim")), FSDP_OK);
+    assert_int_equal(fsdp__file_write(in("claim/file"), "x", 1), FSDP_OK);
+    expect_error(fsdp__dir_can_make(in("claim/file/x")), FSDP_IO_ERROR, "claim/file; something");
+    expect_error(fsdp__dir_can_make(in("claim/file")), FSDP_IO_ERROR, "claim/file; something");
+
+    assert_int_equal(fsdp__dir_lock(in("claim"), 0.0, &a), FSDP_OK);
+    expect_error(fsdp__dir_lock(in("claim"), 0.05, &b), FSDP_INVALID_STATE, "another process");
+    assert_int_equal(b, -1);
+    close(a);
+    assert_int_equal(fsdp__dir_lock(in("claim"), 0.0, &b), FSDP_OK);
+    close(b);
+    expect_error(fsdp__dir_lock(in("nowhere"), 0.0, &a), FSDP_NOT_FOUND, "nowhere");
+}
+
 static void test_rename(void **state)
 {
     (void)state;
@@ -262,8 +284,9 @@ int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup(f, start)
     const struct CMUnitTest tests[] = {
-        TEST(test_read_and_write), TEST(test_copy),    TEST(test_all_or_nothing), TEST(test_temp),
-        TEST(test_ranges),         TEST(test_folders), TEST(test_rename),         TEST(test_paths),
+        TEST(test_read_and_write), TEST(test_copy),   TEST(test_all_or_nothing),
+        TEST(test_temp),           TEST(test_ranges), TEST(test_folders),
+        TEST(test_claims),         TEST(test_rename), TEST(test_paths),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

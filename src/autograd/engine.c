@@ -146,14 +146,14 @@ static fsdp_status count_edges(fsdp__node *root, uint64_t mark, ready_heap *list
 
 /* ---- running -------------------------------------------------------------------------- */
 
-static fsdp_status other_sizes(const char *name, const fsdp_tensor *g, const fsdp_tensor *was)
+static fsdp_status misfit(const char *name, const fsdp_tensor *g, const fsdp_tensor *was)
 {
     fsdp__str a = {0}, b = {0};
-    fsdp__shape_text(g->ndim, g->size, &a);
-    fsdp__shape_text(was->ndim, was->size, &b);
-    fsdp__fail(FSDP_INVALID_SHAPE,
-               "a gradient hook on the output of %s returned %s; expected %s, the sizes of the "
-               "gradient that it was given",
+    fsdp__describe(g, &a);
+    fsdp__describe(was, &b);
+    fsdp__fail(fsdp__same_sizes(g, was) ? FSDP_INVALID_DTYPE : FSDP_INVALID_SHAPE,
+               "a gradient hook on the output of %s returned %s; expected %s, as the gradient that "
+               "it was given",
                name, fsdp__str_get(&a), fsdp__str_get(&b));
     fsdp__str_free(&a);
     fsdp__str_free(&b);
@@ -168,7 +168,8 @@ static fsdp_status run_hooks(fsdp__node *n)
         fsdp_tensor *g = n->hooks[i].fn(n->hooks[i].arg, slot->g);
         if (fsdp_error()) return fsdp_error();
         if (!g || g == slot->g) continue;
-        if (!fsdp__same_sizes(g, slot->g)) return other_sizes(n->name, g, slot->g);
+        if (!fsdp__same_sizes(g, slot->g) || g->dtype != slot->g->dtype)
+            return misfit(n->name, g, slot->g);
         fsdp_retain(g);
         fsdp_release(slot->g);
         slot->g = g;
@@ -257,7 +258,7 @@ static fsdp_status run_callbacks(fsdp__grad_state *g, fsdp_status before)
     return s;
 }
 
-static fsdp_status check_start(fsdp_tensor *t, const fsdp_tensor *grad, fsdp__grad_state *g)
+static fsdp_status check_start(const fsdp_tensor *t, const fsdp_tensor *grad, fsdp__grad_state *g)
 {
     if (g->running)
         return fsdp__fail(FSDP_INVALID_STATE, "a backward inside a backward: gradients of "
@@ -269,17 +270,18 @@ static fsdp_status check_start(fsdp_tensor *t, const fsdp_tensor *grad, fsdp__gr
     if (!fsdp_requires_grad(t))
         return fsdp__fail(FSDP_INVALID_STATE, "backward: nothing that this tensor was made from "
                                               "requires a gradient");
-    if (grad && !fsdp__same_sizes(t, grad)) {
+    if (!fsdp__same_sizes(t, grad) || grad->dtype != t->dtype) {
         fsdp__str a = {0}, b = {0};
-        fsdp__shape_text(t->ndim, t->size, &a);
-        fsdp__shape_text(grad->ndim, grad->size, &b);
-        fsdp__fail(FSDP_INVALID_SHAPE, "backward: the gradient is %s, the tensor %s",
+        fsdp__describe(t, &a);
+        fsdp__describe(grad, &b);
+        fsdp__fail(fsdp__same_sizes(t, grad) ? FSDP_INVALID_DTYPE : FSDP_INVALID_SHAPE,
+                   "backward: the gradient is %s, the tensor %s; expected equal sizes and dtype",
                    fsdp__str_get(&b), fsdp__str_get(&a));
         fsdp__str_free(&a);
         fsdp__str_free(&b);
         return fsdp_error();
     }
-    return FSDP_OK;
+    return fsdp__tensor_readable(grad, "backward");
 }
 
 fsdp_status fsdp_backward_from(fsdp_tensor *t, fsdp_tensor *grad, int retain_graph)

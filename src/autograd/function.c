@@ -45,7 +45,7 @@ void *fsdp_function_arg(fsdp_function_context *c)
 
 int fsdp_function_wants(fsdp_function_context *c, int i)
 {
-    return fsdp__grad_wanted(c->node, i);
+    return i >= 0 && fsdp__grad_wanted(c->node, i);
 }
 
 static fsdp_status run_backward(fsdp__node *n, fsdp_tensor **gout)

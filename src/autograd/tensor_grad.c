@@ -68,6 +68,10 @@ fsdp_status fsdp_set_grad(fsdp_tensor *t, fsdp_tensor *g)
                           "fsdp_set_grad: the gradient is %s and %scontiguous; expected a floating "
                           "dtype and contiguous elements (fsdp_contiguous): backward adds to it",
                           fsdp_dtype_name(g->dtype), fsdp__tensor_dense(g) ? "" : "not ");
+    if (g && g->st->device != t->st->device)
+        return fsdp__fail(FSDP_INVALID_ARGUMENT,
+                          "fsdp_set_grad: the gradient is on %s and the tensor on %s",
+                          fsdp_device_name(g->st->device), fsdp_device_name(t->st->device));
     fsdp__autograd *ag = fsdp__autograd_of(t);
     if (!ag) return fsdp_error();
     if (!ag->is_leaf)

@@ -41,21 +41,32 @@ static bool view_strides(const fsdp_tensor *x, int ndim, const int64_t *sizes, i
     return true;
 }
 
+/* sizes, one of which may be -1, for n elements; false if there are none such. */
+static bool fill_sizes(int64_t n, int ndim, int64_t *sizes)
+{
+    int64_t known = 1;
+    int open = -1;
+    for (int i = 0; i < ndim; i++) {
+        if (sizes[i] < -1 || (sizes[i] == -1 && open >= 0)) return false;
+        if (sizes[i] == -1)
+            open = i;
+        else if (__builtin_mul_overflow(known, sizes[i], &known))
+            return false;
+    }
+    if (open < 0) return known == n;
+    if (known == 0) return false; /* any size would do */
+    sizes[open] = n / known;
+    return sizes[open] * known == n;
+}
+
 /* i[0] ndim, i[1..8] sizes, one of which may be -1. */
 fsdp_status fsdp__shape_reshape(fsdp__opcall *c)
 {
     const fsdp_tensor *x = c->in[0];
-    int ndim = (int)c->i[0], open = -1;
-    int64_t sizes[FSDP_MAX_DIMS], known = 1, n = fsdp_numel(x);
-    for (int i = 0; i < ndim; i++) {
-        sizes[i] = c->i[1 + i];
-        if (sizes[i] < 0 && open < 0)
-            open = i;
-        else
-            known *= sizes[i];
-    }
-    if (open >= 0) sizes[open] = known > 0 ? n / known : 0;
-    if (fsdp__numel_of(ndim, sizes) != n) {
+    int ndim = (int)c->i[0];
+    int64_t sizes[FSDP_MAX_DIMS], n = fsdp_numel(x);
+    memcpy(sizes, c->i + 1, sizeof sizes);
+    if (!fill_sizes(n, ndim, sizes)) {
         fsdp__str a = {0}, b = {0};
         fsdp__shape_text(x->ndim, x->size, &a);
         fsdp__shape_text(ndim, c->i + 1, &b);

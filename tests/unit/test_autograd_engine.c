@@ -114,6 +114,12 @@ static fsdp_tensor *other_shape(void *arg, fsdp_tensor *g)
     return fsdp_zeros(FSDP_F32, 1, SIZES(7));
 }
 
+static fsdp_tensor *other_dtype(void *arg, fsdp_tensor *g)
+{
+    (void)arg;
+    return fsdp_cast(g, FSDP_F64);
+}
+
 static fsdp_tensor *fail_hook(void *arg, fsdp_tensor *g)
 {
     (void)arg;
@@ -169,6 +175,20 @@ static void test_hooks(void **state)
     check_ok(fsdp_register_hook(bad, other_shape, NULL));
     assert_int_not_equal(fsdp_backward(fsdp_sum(bad)), FSDP_OK);
     check_error(FSDP_INVALID_SHAPE, "(7)");
+    bad = fsdp_scale(x, 1);
+    check_ok(fsdp_register_hook(bad, other_dtype, NULL));
+    assert_int_not_equal(fsdp_backward(fsdp_sum(bad)), FSDP_OK);
+    check_error(FSDP_INVALID_DTYPE, "f64");
+    /* Kernels read gradient and saved inputs as one dtype. */
+    fsdp_backward_from(fsdp_exp(x), fsdp_full(FSDP_F64, 1, SIZES(2), 1), 0);
+    check_error(FSDP_INVALID_DTYPE, "f64 (2)");
+    check_ok(fsdp_device_push(FSDP_META));
+    fsdp_tensor *shape = fsdp_zeros(FSDP_F32, 1, SIZES(2));
+    check_ok(fsdp_device_pop());
+    fsdp_backward_from(fsdp_exp(x), shape, 0);
+    check_error(FSDP_INVALID_STATE, "meta");
+    fsdp_set_grad(x, shape);
+    check_error(FSDP_INVALID_ARGUMENT, "on meta");
     bad = fsdp_scale(x, 1);
     check_ok(fsdp_register_hook(bad, fail_hook, NULL));
     assert_int_equal(fsdp_backward(fsdp_sum(bad)), FSDP_INVALID_DATA);

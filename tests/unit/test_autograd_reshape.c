@@ -60,11 +60,33 @@ static void flattened_transpose(void **state)
     }
 }
 
+/* At most one size is open, and it must be one size. */
+static void refused_sizes(void **state)
+{
+    (void)state;
+    static const int64_t shapes[][2] = {
+        {-1, -1}, {-2, 6}, {-1, 5}, {0, -1}, {4, 4}, {INT64_MAX, INT64_MAX}, {-6, -2}};
+    for (int64_t n = 0; n <= 12; n += 12)
+        for (size_t k = 0; k < sizeof shapes / sizeof *shapes; k++) {
+            fsdp_scope *scope = fsdp_scope_begin();
+            fsdp_tensor *y = fsdp_reshape(counted(1, &n), 2, shapes[k]);
+            if (n == 0 && k == 2) {
+                assert_true(y && fsdp_size(y, 0) == 0 && fsdp_size(y, 1) == 5);
+            } else {
+                assert_null(y);
+                assert_int_equal(fsdp_error(), FSDP_INVALID_SHAPE);
+                fsdp_error_clear();
+            }
+            fsdp_scope_end(scope);
+        }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(heads_of_a_slice),
         cmocka_unit_test(flattened_transpose),
+        cmocka_unit_test(refused_sizes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

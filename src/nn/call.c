@@ -112,15 +112,21 @@ static int add_hook(fsdp_module *m, fsdp__hook_entry e, int first)
     return e.number;
 }
 
+static int no_hook(const char *function)
+{
+    fsdp__fail_null(function, "module or function");
+    return -1;
+}
+
 int fsdp_register_forward_pre_hook(fsdp_module *m, fsdp_forward_pre_hook fn, void *arg, int first)
 {
-    if (!m || !fn) return -1;
+    if (!m || !fn) return no_hook("fsdp_register_forward_pre_hook");
     return add_hook(m, (fsdp__hook_entry){.pre = fn, .arg = arg}, first);
 }
 
 int fsdp_register_forward_hook(fsdp_module *m, fsdp_forward_hook fn, void *arg, int first)
 {
-    if (!m || !fn) return -1;
+    if (!m || !fn) return no_hook("fsdp_register_forward_hook");
     return add_hook(m, (fsdp__hook_entry){.post = fn, .arg = arg}, first);
 }
 

@@ -79,6 +79,7 @@ static bool taken(const struct fsdp__module *in, const char *name)
 fsdp_module *fsdp_module_add(fsdp_module *m, const char *name, fsdp_module *child)
 {
     if (!m || !child) {
+        fsdp__fail_null("fsdp_module_add", m ? "the child" : "the module");
         fsdp_module_free(child);
         return NULL;
     }
@@ -170,6 +171,7 @@ int fsdp_module_training(const fsdp_module *m)
 fsdp_param *fsdp_module_add_param(fsdp_module *m, const char *name, fsdp_param *p)
 {
     if (!m || !p) {
+        fsdp__fail_null("fsdp_module_add_param", m ? "the parameter" : "the module");
         fsdp_param_release(p);
         return NULL;
     }
@@ -300,7 +302,7 @@ int64_t fsdp_module_numel(fsdp_module *m)
 {
     fsdp_param_list l;
     int64_t n = 0;
-    if (fsdp_module_params(m, &l) != FSDP_OK) return 0;
+    if (!m || fsdp_module_params(m, &l) != FSDP_OK) return 0;
     for (int64_t i = 0; i < l.count; i++)
         n += fsdp__numel_of(l.items[i].param->ndim, l.items[i].param->size);
     fsdp_param_list_free(&l);

@@ -122,7 +122,8 @@ fsdp_status fsdp_to_empty(fsdp_module *m, fsdp_device d)
         st->purpose = FSDP_PARAMETERS;
         st->owner = l.items[i].param->name;
         s = fsdp__storage_fill(st, NULL, l.items[i].param->name);
-        st->poisoned = true;
+        if (s != FSDP_OK) st->device = FSDP_META; /* as it was: it may be tried again */
+        st->poisoned = s == FSDP_OK;
     }
     fsdp_param_list_free(&l);
     return s;
@@ -202,6 +203,7 @@ fsdp_status fsdp_zero_grad(fsdp_module *m)
 
 void fsdp_module_set_init(fsdp_module *m, fsdp_init_rule rule)
 {
+    if (!m) return;
     for (int64_t i = 0; i < m->in->n_params; i++)
         if (m->in->params[i].param->ndim >= 2 && !strcmp(m->in->params[i].name, "weight"))
             m->in->params[i].param->init = rule;

@@ -227,6 +227,16 @@ static void test_null(void **state)
     NULL_IS_KEPT(fsdp_set_gradient_divide_factor(NULL, 1, 1));
     NULL_IS_KEPT(fsdp_set_reshard_after_forward(NULL, 1, 1));
     NULL_IS_KEPT(fsdp_mark_changed(NULL));
+    assert_null(fsdp_module_add(NULL, "x", fsdp_linear_create(2, 2, 0)));
+    check_error(FSDP_INVALID_ARGUMENT, "the module is NULL");
+    assert_null(fsdp_module_add_param(NULL, "x", NULL));
+    check_error(FSDP_INVALID_ARGUMENT, "the module is NULL");
+    assert_int_equal(fsdp_register_forward_hook(NULL, NULL, NULL, 0), -1);
+    check_error(FSDP_INVALID_ARGUMENT, "NULL");
+    assert_int_equal(fsdp_register_forward_pre_hook(NULL, NULL, NULL, 0), -1);
+    check_error(FSDP_INVALID_ARGUMENT, "NULL");
+    assert_int_equal(fsdp_module_numel(NULL), 0);
+    assert_int_equal(fsdp_error(), FSDP_OK);
     assert_int_equal(fsdp_mesh_axis(NULL, "x"), -1);
     check_error(FSDP_INVALID_ARGUMENT, "the mesh is NULL");
     assert_null(fsdp_mesh_slice(NULL, "x"));

@@ -10,7 +10,6 @@
  */
 #include "base/convert.h"
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <string.h>
 
@@ -571,45 +570,4 @@ double fsdp__sum_squares(const void *x, fsdp_dtype t, size_t n)
     size_t parts = (n - 1) / c.part + 1;
     fsdp__parallel((int64_t)parts, square_part, &c);
     return tree_of(c.sums, parts);
-}
-
-/* ---- finite -------------------------------------------------------------------------------- */
-
-typedef struct finite_job {
-    const fsdp__block_kernels *k;
-    const char *x;
-    fsdp_dtype t;
-    size_t n;
-    atomic_int bad;
-} finite_job;
-
-static int finite_f64(const char *x, size_t n)
-{
-    for (size_t i = 0; i < n; i++) {
-        uint64_t u;
-        memcpy(&u, x + 8 * i, 8);
-        if ((u >> 52 & 2047) == 2047) return 0;
-    }
-    return 1;
-}
-
-static void finite_part(void *arg, int64_t part)
-{
-    finite_job *c = arg;
-    if (atomic_load_explicit(&c->bad, memory_order_relaxed)) return;
-    size_t begin = (size_t)part * PART;
-    size_t n = c->n - begin < PART ? c->n - begin : PART;
-    const void *x = c->x + begin * fsdp_dtype_size(c->t);
-    int ok = c->t == FSDP_F64   ? finite_f64(x, n)
-             : c->t == FSDP_F32 ? c->k->finite_32(x, n)
-                                : c->k->finite_16(x, c->t == FSDP_F16 ? 0x7c00 : 0x7f80, n);
-    if (!ok) atomic_store_explicit(&c->bad, 1, memory_order_relaxed);
-}
-
-int fsdp__all_finite(const void *x, fsdp_dtype t, size_t n)
-{
-    if (n == 0 || !fsdp_dtype_is_floating(t)) return 1;
-    finite_job c = {.k = fsdp__block_kernels_of(fsdp__cpu_isa()), .x = x, .t = t, .n = n};
-    fsdp__parallel(parts_of(n), finite_part, &c);
-    return !c.bad;
 }

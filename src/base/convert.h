@@ -37,7 +37,5 @@ double fsdp__tree_sum(const double *x, int64_t n);
 
 /* Sum of x[i]^2 in fp64, in an order fixed by n alone. */
 double fsdp__sum_squares(const void *x, fsdp_dtype t, size_t n);
-/* 1 if every element is finite. */
-int fsdp__all_finite(const void *x, fsdp_dtype t, size_t n);
 
 #endif

@@ -15,7 +15,6 @@ enum { FSDP__BLOCK = 512 };
 /* Elements of callers' arrays, which need no alignment. */
 typedef float fsdp__f32u __attribute__((aligned(1), may_alias));
 typedef uint16_t fsdp__u16u __attribute__((aligned(1), may_alias));
-typedef uint32_t fsdp__u32u __attribute__((aligned(1), may_alias));
 
 typedef struct fsdp__block_kernels {
     void (*bf16_to_f32)(float *y, const fsdp__u16u *x, size_t n);
@@ -28,9 +27,6 @@ typedef struct fsdp__block_kernels {
     void (*scale_f32)(float *y, float s, size_t n);
     /* lane[j] += x[i]^2 for i % 8 == j. */
     void (*squares_f32)(double lane[8], const fsdp__f32u *x, size_t n);
-    /* 1 if no element has all bits of the exponent set. */
-    int (*finite_32)(const fsdp__u32u *x, size_t n);
-    int (*finite_16)(const fsdp__u16u *x, uint16_t exponent, size_t n);
 } fsdp__block_kernels;
 
 /* Those of isa, or of the best one below it. */

@@ -42,8 +42,6 @@ fsdp__hf_writer *fsdp__hf_writer_create(const char *folder, int64_t shard_limit)
 /* Declares a tensor. The order of these calls decides the cut into files. */
 fsdp_status fsdp__hf_writer_add(fsdp__hf_writer *w, const char *name, fsdp_dtype dtype, int ndim,
                                 const int64_t *shape);
-/* A name that shares another's data and is not stored (a tied head): noted as metadata. */
-fsdp_status fsdp__hf_writer_alias(fsdp__hf_writer *w, const char *dropped, const char *kept);
 /* Reserves all files on the disk under temporary names. */
 fsdp_status fsdp__hf_writer_begin(fsdp__hf_writer *w);
 /* Bytes [offset, offset + bytes) of a tensor, each once, in any order. */

@@ -33,9 +33,7 @@ struct fsdp__hf_writer {
     int64_t limit;
     item *items;
     int64_t n, cap;
-    fsdp__map *by_name; /* to an index of items */
-    char **aliases;     /* dropped, kept, dropped, kept, ... */
-    int64_t n_aliases, cap_aliases;
+    fsdp__map *by_name;      /* to an index of items */
     fsdp__st_writer **files; /* (n_files) NULL before begin */
     int64_t n_files;
 };
@@ -62,9 +60,6 @@ void fsdp__hf_writer_free(fsdp__hf_writer *w)
     for (int64_t i = 0; i < w->n_files; i++)
         fsdp__st_writer_free(w->files[i]);
     free(w->files);
-    for (int64_t i = 0; i < w->n_aliases; i++)
-        free(w->aliases[i]);
-    free(w->aliases);
     for (int64_t i = 0; i < w->n; i++) {
         free(w->items[i].name);
         free(w->items[i].shape);
@@ -108,21 +103,6 @@ fsdp_status fsdp__hf_writer_add(fsdp__hf_writer *w, const char *name, fsdp_dtype
         return s;
     }
     w->items[w->n++] = it;
-    return FSDP_OK;
-}
-
-fsdp_status fsdp__hf_writer_alias(fsdp__hf_writer *w, const char *dropped, const char *kept)
-{
-    FSDP_TRY(not_begun(w));
-    FSDP_TRY(FSDP__GROW(w->aliases, w->cap_aliases, w->n_aliases + 2, "names of tied weights"));
-    char *a = fsdp__strdup(dropped), *b = fsdp__strdup(kept);
-    if (!a || !b) {
-        free(a);
-        free(b);
-        return FSDP_NO_MEMORY;
-    }
-    w->aliases[w->n_aliases++] = a;
-    w->aliases[w->n_aliases++] = b;
     return FSDP_OK;
 }
 
@@ -196,9 +176,6 @@ fsdp_status fsdp__hf_writer_begin(fsdp__hf_writer *w)
         const item *it = &w->items[i];
         FSDP_TRY(fsdp__st_writer_add(w->files[it->file], it->name, it->dtype, it->ndim, it->shape));
     }
-    /* In one file aliases stand in its metadata, else in the index's. */
-    for (int64_t i = 0; n == 1 && i < w->n_aliases; i += 2)
-        FSDP_TRY(fsdp__st_writer_meta(w->files[0], w->aliases[i], w->aliases[i + 1]));
     for (int64_t i = 0; i < n; i++)
         FSDP_TRY(fsdp__st_writer_begin(w->files[i]));
     return FSDP_OK;
@@ -253,7 +230,7 @@ static fsdp_status remove_stale(const fsdp__hf_writer *w)
     return s == FSDP_OK ? fsdp__dir_sync(w->folder) : s;
 }
 
-/* {"metadata": {"total_size": ..., aliases}, "weight_map": {...}} */
+/* {"metadata": {"total_size": ...}, "weight_map": {...}} */
 static fsdp_status save_index(const fsdp__hf_writer *w, const char *path)
 {
     int64_t total = 0;
@@ -266,8 +243,6 @@ static fsdp_status save_index(const fsdp__hf_writer *w, const char *path)
         free(file);
     }
     bad |= json_object_set_new(meta, "total_size", json_integer(total)) != 0;
-    for (int64_t i = 0; i < w->n_aliases; i += 2)
-        bad |= json_object_set_new(meta, w->aliases[i], json_string(w->aliases[i + 1])) != 0;
     bad |= json_object_set_new(json, "metadata", meta) != 0;
     bad |= json_object_set_new(json, "weight_map", map) != 0;
     fsdp_status s = bad ? fsdp__fail_memory("index of weights", 0) : fsdp__json_dump(json, 2, path);

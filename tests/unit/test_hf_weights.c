@@ -74,7 +74,6 @@ static void save(const int64_t *sizes, int n, int64_t limit)
         char name[2] = {(char)('a' + i), 0};
         assert_int_equal(fsdp__hf_writer_add(w, name, FSDP_U8, 1, &sizes[i]), FSDP_OK);
     }
-    assert_int_equal(fsdp__hf_writer_alias(w, "head", "a"), FSDP_OK);
     assert_int_equal(fsdp__hf_writer_begin(w), FSDP_OK);
     for (int i = n - 1; i >= 0; i--) {
         char name[2] = {(char)('a' + i), 0}, data[256];
@@ -128,7 +127,6 @@ static void test_single(void **state)
     expect_tensors(sizes, 3);
     fsdp__st *st = fsdp__st_open(in("model.safetensors"));
     assert_string_equal(fsdp__st_meta(st, "format"), "pt");
-    assert_string_equal(fsdp__st_meta(st, "head"), "a");
     fsdp__st_close(st);
     /* no tensors at all */
     save(NULL, 0, 0);
@@ -151,7 +149,6 @@ static void test_shards(void **state)
     const json_t *meta = json_object_get(json, "metadata"),
                  *map = json_object_get(json, "weight_map");
     assert_int_equal(json_integer_value(json_object_get(meta, "total_size")), 302);
-    assert_string_equal(json_string_value(json_object_get(meta, "head")), "a");
     for (int i = 0; i < 5; i++) {
         char name[2] = {(char)('a' + i), 0}, file[64];
         snprintf(file, sizeof file, "model-0000%s-of-00004.safetensors", where[i]);

@@ -100,35 +100,63 @@ static void test_refusals(void **state)
     on(1, on_meta, NULL);
 }
 
+/* What rank 1 has otherwise than the others. */
+enum { ONE_BLOCK_MORE, ANOTHER_SIZE, ANOTHER_DTYPE, ANOTHER_ORDER, ANOTHER_NAME, A_BLOCK_LESS_RUN };
+
+static void add_ones(net *n, const char *name, fsdp_dtype t, int64_t size)
+{
+    fsdp_init_rule one = {FSDP_INIT_ONES, 0, 0};
+    fsdp_module_add_param(&n->base, name, fsdp_param_create(t, 1, SIZES(size), one));
+}
+
 static fsdp_status other_model(void *arg)
 {
-    net *n = net_create(*(int *)arg == 0 && fsdp_rank() == 1 ? 2 : 1);
+    int which = *(int *)arg, other = fsdp_rank() == 1;
+    net *n = net_create(which == ONE_BLOCK_MORE && other ? 2 : which == A_BLOCK_LESS_RUN ? 3 : 1);
     EXPECT(n);
-    fsdp_init_rule one = {FSDP_INIT_ONES, 0, 0};
-    if (*(int *)arg == 1)
-        fsdp_module_add_param(&n->base, "extra",
-                              fsdp_param_create(FSDP_F32, 1, SIZES(3 + fsdp_rank()), one));
+    if (which == ANOTHER_SIZE) add_ones(n, "extra", FSDP_F32, 3 + fsdp_rank());
+    if (which == ANOTHER_DTYPE) add_ones(n, "extra", other ? FSDP_BF16 : FSDP_F32, 6);
+    if (which == ANOTHER_ORDER) {
+        add_ones(n, other ? "b" : "a", FSDP_F32, 6);
+        add_ones(n, other ? "a" : "b", FSDP_F32, 6);
+    }
+    if (which == ANOTHER_NAME) add_ones(n, other ? "scale" : "gain", FSDP_F32, 6);
+    for (int i = 0; which == A_BLOCK_LESS_RUN && i < 3; i++)
+        EXPECT(fsdp_fully_shard(n->block[i], NULL) == FSDP_OK);
     fsdp_status s = fsdp_fully_shard(&n->base, NULL);
     if (s == FSDP_OK) s = fsdp_reset_parameters(&n->base, 1);
+    if (which == A_BLOCK_LESS_RUN && other) n->n_blocks = 2;
     fsdp_scope *scope = fsdp_scope_begin();
-    if (s == FSDP_OK && fsdp_call2(&n->base, fsdp_zeros(FSDP_F32, 2, SIZES(2, 5)),
-                                   fsdp_zeros(FSDP_F32, 2, SIZES(2, 1))))
-        s = fsdp__fail(FSDP_INTERNAL, "it ran");
+    fsdp_tensor *loss = fsdp_call2(&n->base, fsdp_zeros(FSDP_F32, 2, SIZES(2, 5)),
+                                   fsdp_zeros(FSDP_F32, 2, SIZES(2, 1)));
+    if (s == FSDP_OK && which == A_BLOCK_LESS_RUN) fsdp_backward(loss);
+    if (s == FSDP_OK && !fsdp_error()) s = fsdp__fail(FSDP_INTERNAL, "it ran");
     fsdp_scope_end(scope);
     fsdp_module_free(&n->base);
     return fsdp_error();
 }
 
-/* Ranks that hold different parameters are told which, before anything is mixed. */
+/* Refused before any number is mixed, on all ranks, with the parameter or unit and both ranks'
+ * words. */
 static void test_other_models(void **state)
 {
     (void)state;
-    int which = 0;
-    fsdp_run_threads(3, other_model, &which);
-    check_error(FSDP_MISMATCH, "layers.1.");
-    which = 1; /* padded shards of 3, 4 and 5 over 3 ranks nearly match */
-    fsdp_run_threads(3, other_model, &which);
-    check_error(FSDP_MISMATCH, "extra (4) f32");
+    static const struct {
+        int which;
+        const char *word;
+    } cases[] = {
+        {ONE_BLOCK_MORE, "layers.1."},
+        {ANOTHER_SIZE, "extra (4) f32"}, /* padded shards of 3, 4 and 5 over 3 ranks nearly match */
+        {ANOTHER_DTYPE, "extra (6) bf16"},
+        {ANOTHER_ORDER, "rank 1 has b (6) f32"},
+        {ANOTHER_NAME, "rank 1 has scale (6) f32"},
+        {A_BLOCK_LESS_RUN, "layers.2"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        int which = cases[i].which;
+        fsdp_run_threads(3, other_model, &which);
+        check_error(FSDP_MISMATCH, cases[i].word);
+    }
 }
 
 /* ---- an error in one rank's forward ---------------------------------------------- */

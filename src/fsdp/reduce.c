@@ -4,8 +4,9 @@
  * Backward writes a parameter's whole gradient, in the reduce dtype, into
  * memory that peers can read; post-backward sums the ranks' gradients straight
  * into each owner's shard gradient. Invariants: a whole gradient has bytes
- * exactly from its first write to the end of its reduction; one reduction of a
- * tree is unfinished at most, so no more than two units hold whole gradients.
+ * exactly from its first write to the end of its reduction, and is not written
+ * while it is reduced; one reduction of a tree is unfinished at most, so no more
+ * than two units hold whole gradients.
  */
 #include "fsdp/unit.h"
 
@@ -26,6 +27,10 @@ fsdp_tensor *fsdp__grad_place(void *arg, int *add)
                    p->param->name, u->name);
         return NULL;
     }
+    /* A unit that runs twice in one graph, or a second backward: peers may still read what the
+     * first left here. */
+    if (u->tree && u->tree->reducing == u && fsdp__tree_finish_reduce(u->tree) != FSDP_OK)
+        return NULL;
     *add = fsdp__storage_filled(p->grad->st);
     if (fsdp__storage_fill(p->grad->st, NULL, p->param->name) != FSDP_OK) return NULL;
     p->got_grad = true;

@@ -156,6 +156,72 @@ static void test_kept_or_freed(void **state)
     on(3, kept_or_freed);
 }
 
+/* ---- a unit that runs twice --------------------------------------------------------- */
+
+typedef struct twice {
+    fsdp_module base;
+    fsdp_module *in, *inner, *out;
+} twice;
+
+static fsdp_tensor *twice_forward(fsdp_module *self, fsdp_tensor *x)
+{
+    twice *t = (twice *)self;
+    fsdp_tensor *h = fsdp_call(t->in, x);
+    for (int i = 0; i < 3; i++)
+        h = fsdp_tanh(fsdp_call(t->inner, h));
+    return fsdp_call(t->out, h);
+}
+
+static twice *twice_create(void)
+{
+    twice *t = (twice *)fsdp_module_create(sizeof *t, "Twice");
+    if (!t) return NULL;
+    t->base.forward1 = twice_forward;
+    t->in = fsdp_module_add(&t->base, "in", fsdp_linear_create(5, 7, 1));
+    t->inner = fsdp_module_add(&t->base, "inner", fsdp_linear_create(7, 7, 1));
+    t->out = fsdp_module_add(&t->base, "out", fsdp_linear_create(7, 1, 0));
+    return t;
+}
+
+/* The gradient of the module that runs thrice: whole, and as the ranks' mean. All ranks compute the
+ * same rows, so the two are one number up to rounding. */
+static fsdp_status runs_thrice(void *arg)
+{
+    double g[2][49];
+    for (int sharded = 0; sharded < 2; sharded++) {
+        fsdp_scope *scope = fsdp_scope_begin();
+        twice *t = twice_create();
+        EXPECT(t);
+        fsdp_shard_options o = fsdp_shard_defaults(NULL);
+        o.reshard_after_forward = *(fsdp_reshard_policy *)arg;
+        if (sharded) {
+            EXPECT(fsdp_fully_shard(t->inner, &o) == FSDP_OK);
+            EXPECT(fsdp_fully_shard(&t->base, &o) == FSDP_OK);
+        }
+        EXPECT(fsdp_reset_parameters(&t->base, 3) == FSDP_OK);
+        fsdp_tensor *x = fsdp_randn(FSDP_F32, 2, SIZES(6, 5), 1, "x");
+        for (int step = 0; step < 3; step++) {
+            EXPECT(fsdp_zero_grad(&t->base) == FSDP_OK);
+            EXPECT(fsdp_backward(fsdp_sum(fsdp_call(&t->base, x))) == FSDP_OK);
+        }
+        fsdp_tensor *w = fsdp_grad(fsdp_param_tensor(fsdp_module_param(t->inner, "weight")));
+        EXPECT(w && fsdp_to_doubles(fsdp_dtensor_full(w), g[sharded]) == FSDP_OK);
+        fsdp_scope_end(scope);
+        fsdp_module_free(&t->base);
+    }
+    double d = net_distance(g[1], g[0], 49);
+    if (!(d < 1e-5)) return fsdp__fail(FSDP_INTERNAL, "gradients differ by %g", d);
+    return FSDP_OK;
+}
+
+static void test_runs_thrice(void **state)
+{
+    (void)state;
+    for (fsdp_reshard_policy p = FSDP_RESHARD_AUTO; p <= FSDP_RESHARD_NEVER; p++)
+        for (int n = 1; n <= 4; n++)
+            check_ok(fsdp_run_threads(n, runs_thrice, &p));
+}
+
 /* ---- memory that peers read --------------------------------------------------------- */
 
 static fsdp_status public_memory(void *arg)
@@ -249,8 +315,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_slices),        cmocka_unit_test(test_partly_sharded),
-        cmocka_unit_test(test_kept_or_freed), cmocka_unit_test(test_public_memory),
-        cmocka_unit_test(test_null),
+        cmocka_unit_test(test_kept_or_freed), cmocka_unit_test(test_runs_thrice),
+        cmocka_unit_test(test_public_memory), cmocka_unit_test(test_null),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

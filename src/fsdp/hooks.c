@@ -16,6 +16,8 @@
 #include "base/error.h"
 #include "base/memory.h"
 
+static fsdp_status end_backward(void *tree);
+
 /* ---- backward ------------------------------------------------------------------- */
 
 static fsdp_status need(fsdp__unit *u)
@@ -35,15 +37,20 @@ static fsdp_status need(fsdp__unit *u)
     return fsdp__order_prefetch(t, u);
 }
 
+fsdp_status fsdp__tree_await_end(fsdp__tree *t)
+{
+    if (t->callback_queued) return FSDP_OK;
+    FSDP_TRY(fsdp_queue_callback(end_backward, t));
+    t->callback_queued = true;
+    return FSDP_OK;
+}
+
 static fsdp_tensor *pre_backward(void *arg, fsdp_tensor *grad)
 {
     (void)grad;
     fsdp__unit *u = arg;
     fsdp__tree *t = u->tree;
-    if (!t->callback_queued) {
-        if (fsdp_queue_callback(fsdp__tree_end_backward, t) != FSDP_OK) return NULL;
-        t->callback_queued = true;
-    }
+    if (fsdp__tree_await_end(t) != FSDP_OK) return NULL;
     if (u->pre_backward && !u->post_backward) return NULL; /* another output of the same use */
     u->pre_backward = true;
     u->post_backward = false;
@@ -60,7 +67,7 @@ static fsdp_status input_node_backward(fsdp__node *n, fsdp_tensor **gout)
     return fsdp__unit_post_backward(u);
 }
 
-fsdp_status fsdp__tree_end_backward(void *arg)
+static fsdp_status end_backward(void *arg)
 {
     fsdp__tree *t = arg;
     fsdp_status s = FSDP_OK;

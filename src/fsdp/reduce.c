@@ -27,10 +27,19 @@ fsdp_tensor *fsdp__grad_place(void *arg, int *add)
                    p->param->name, u->name);
         return NULL;
     }
+    if (!u->tree) {
+        fsdp__fail(
+            FSDP_INVALID_STATE,
+            "%s gets a gradient and no forward of its unit \"%s\" has run yet: call the root "
+            "module first, and use parameters inside their module's forward",
+            p->param->name, u->name);
+        return NULL;
+    }
+    /* Used by hand, outside of any forward: nothing else sees to its reduction. */
+    if (fsdp__tree_await_end(u->tree) != FSDP_OK) return NULL;
     /* A unit that runs twice in one graph, or a second backward: peers may still read what the
      * first left here. */
-    if (u->tree && u->tree->reducing == u && fsdp__tree_finish_reduce(u->tree) != FSDP_OK)
-        return NULL;
+    if (u->tree->reducing == u && fsdp__tree_finish_reduce(u->tree) != FSDP_OK) return NULL;
     *add = fsdp__storage_filled(p->grad->st);
     if (fsdp__storage_fill(p->grad->st, NULL, p->param->name) != FSDP_OK) return NULL;
     p->got_grad = true;

@@ -119,6 +119,7 @@ fsdp__unit *fsdp__unit_of(const fsdp_module *m);
 
 /* ---- hooks.c ------------------------------------------------------------------------------ */
 fsdp_status fsdp__hooks_install(fsdp__unit *u);
-fsdp_status fsdp__tree_end_backward(void *tree);
+/* The running backward ends with the reductions that are due. */
+fsdp_status fsdp__tree_await_end(fsdp__tree *t);
 
 #endif

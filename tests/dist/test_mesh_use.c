@@ -214,9 +214,43 @@ static fsdp_status runs_thrice(void *arg)
     return FSDP_OK;
 }
 
+/* A parameter that is used by hand has its gradient reduced at the end of the backward; before the
+ * first forward nobody knows the tree. */
+static fsdp_status by_hand(void *arg)
+{
+    (void)arg;
+    fsdp_scope *scope = fsdp_scope_begin();
+    fsdp_module *m = fsdp_linear_create(3, 2, 0);
+    EXPECT(m && fsdp_fully_shard(m, NULL) == FSDP_OK && fsdp_reset_parameters(m, 1) == FSDP_OK);
+    fsdp_tensor *x = fsdp_full(FSDP_F32, 2, SIZES(1, 3), 1);
+    for (int k = 0; k < 2; k++) {
+        if (k) EXPECT(fsdp_call(m, x));
+        EXPECT(fsdp_unshard(m) == FSDP_OK);
+        fsdp_tensor *w = fsdp_param_tensor(fsdp_module_param(m, "weight"));
+        fsdp_status s = fsdp_backward(fsdp_scale(fsdp_sum(w), 1.0 + fsdp_rank()));
+        if (k) {
+            FSDP_TRY(s);
+            continue;
+        }
+        if (s == FSDP_OK) return fsdp__fail(FSDP_INTERNAL, "a gradient without a tree");
+        /* A peer's words may have come first. */
+        if (!strstr(fsdp_error_text(), "no forward")) return fsdp_error();
+        FSDP_TRY(fsdp_reset_iteration(m));
+    }
+    fsdp_tensor *g = fsdp_grad(fsdp_param_tensor(fsdp_module_param(m, "weight")));
+    EXPECT(fsdp_world_size() > 2 || g);
+    for (int64_t i = 0; i < fsdp_numel(g); i++)
+        EXPECT(((const float *)fsdp_data(g))[i] == 0.5f * (1 + fsdp_world_size()));
+    fsdp_scope_end(scope);
+    fsdp_module_free(m);
+    return FSDP_OK;
+}
+
 static void test_runs_thrice(void **state)
 {
     (void)state;
+    for (int n = 1; n <= 3; n++)
+        on(n, by_hand);
     for (fsdp_reshard_policy p = FSDP_RESHARD_AUTO; p <= FSDP_RESHARD_NEVER; p++)
         for (int n = 1; n <= 4; n++)
             check_ok(fsdp_run_threads(n, runs_thrice, &p));

@@ -12,6 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "fsdp/context.h"
 #include "launch/launch.h"
 
 /* ---- errors --------------------------------------------------------------- */
@@ -39,6 +40,18 @@ int fsdp__cli_report(const char *command)
         fprintf(stderr, "fsdp %s: %s\n", command, fsdp_error_text());
     }
     return fsdp__cli_exit_code(s);
+}
+
+static void print_warning(void *arg, int level, const char *line)
+{
+    (void)arg;
+    (void)level;
+    if (fsdp_rank() == 0) fprintf(stderr, "fsdp: warning: %s\n", line);
+}
+
+void fsdp__cli_show_warnings(bool show)
+{
+    fsdp_log_set(show ? print_warning : NULL, NULL, 1);
 }
 
 int fsdp__cli_usage(const char *command, const char *fmt, ...)

@@ -49,6 +49,10 @@ int fsdp__cli_exit_code(fsdp_status s);
  * printed when there is none. */
 int fsdp__cli_report(const char *command);
 
+/* Shows the library's warnings on stderr, as "fsdp: warning: text", by rank 0 alone; or stops it.
+ */
+void fsdp__cli_show_warnings(bool show);
+
 /* Prints "fsdp <command>: ..." and where help is found to stderr; 2. */
 int fsdp__cli_usage(const char *command, const char *fmt, ...) FSDP_PRINTF(2, 3);
 

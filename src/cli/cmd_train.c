@@ -22,7 +22,7 @@ static const char help_head[] =
     "\n"
     "Trains a language model whose parameters, gradients and optimizer state are cut\n"
     "over N ranks. FILE has sections of options; each can be given, or overridden, on\n"
-    "the command line. With a launcher of your own (mpirun, torchrun) leave out -n.\n"
+    "the command line. Under `fsdp run` leave out -n.\n"
     "\n"
     "  --print-defaults   a configuration file with every option, its meaning and its\n"
     "                     default\n"
@@ -116,6 +116,7 @@ static fsdp_status check(int argc, char **argv, int ranks, bool say)
 {
     fsdp__train_config c;
     fsdp__train_inputs in = {0};
+    fsdp__cli_show_warnings(say); /* training says them again */
     fsdp_status s = read_config(&c, argc, argv);
     if (s == FSDP_OK) s = fsdp__train_config_resolve(&c, ranks);
     if (s == FSDP_OK) s = fsdp__train_inputs_open(&c, true, &in);
@@ -129,6 +130,7 @@ static fsdp_status check(int argc, char **argv, int ranks, bool say)
     }
     fsdp__train_inputs_close(&in);
     fsdp__train_config_free(&c);
+    fsdp__cli_show_warnings(true);
     return s;
 }
 

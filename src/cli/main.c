@@ -123,5 +123,6 @@ int main(int argc, char **argv)
     const command *c = find(name);
     if (!c) return unknown(name);
     if (fsdp__cpu_check() != FSDP_OK) return fsdp__cli_report(name);
+    fsdp__cli_show_warnings(true);
     return finish(c->run(argc - 1, argv + 1));
 }

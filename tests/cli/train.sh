@@ -199,6 +199,14 @@ check "a folder that is not there" has err "there is no folder 'nowhere'"
 "$FSDP" generate tuned/hf >out 2>err
 check "no prompt" is $? 2
 
+cp -r whole_run/hf warn
+sed -i '1s/{/{"zork": 3,/' warn/config.json
+"$FSDP" train -n 2 hf.yaml --model.hf_assets_path warn --job.dump_folder warned >out 2>err
+check "a key that nobody knows is a warning" is \
+    "$? $(grep -c "^fsdp: warning: warn/config.json: the key 'zork' is not known" err)" "0 1"
+"$FSDP" generate warn --prompt 'the cat' --tokens 2 >out 2>err
+check "in generate too" is "$? $(grep -c "^fsdp: warning: .*'zork'" err)" "0 1"
+
 # ---- memory.limit ----------------------------------------------------------------------------------------------------
 run limit -n 4 --model.ffn_dim 1024 --parallelism.data_parallel_replicate_degree 4 --memory.limit 3MiB
 check "NO_SHARD does not fit" is $code 1

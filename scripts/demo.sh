@@ -67,8 +67,9 @@ show "${train[@]}"
 "${train[@]}"
 
 say "the same command again: the run is finished"
+train+=(--job.print_config false)
 show "${train[@]}"
-"${train[@]}" --job.print_config false
+"${train[@]}"
 
 say "what the model learned"
 for prompt in "This License" "You may convey"; do
@@ -83,15 +84,17 @@ say "why one shards: $limit a rank, and every rank has the whole model (NO_SHARD
 short=(--memory.limit "$limit" --training.steps 5 --job.print_config false
     --checkpoint.enable false --checkpoint.last_save_in_hf false --validation.enable false)
 whole=("$fsdp" train -n 4 configs/demo.yaml --job.dump_folder "$run-no-shard" "${short[@]}"
-    --parallelism.data_parallel_replicate_degree 4 --parallelism.data_parallel_shard_degree 1)
+    --job.description "the demo's model on four ranks, NO_SHARD" --parallelism.data_parallel_replicate_degree 4 --parallelism.data_parallel_shard_degree 1)
 show "${whole[@]}"
 if "${whole[@]}"; then
     echo "demo.sh: that should not have fitted" >&2
     exit 1
 fi
+echo "(refused before it began, as it should be)"
 
 say "the same limit, and each rank has a quarter (FULL_SHARD)"
-cut=("$fsdp" train -n 4 configs/demo.yaml --job.dump_folder "$run-full-shard" "${short[@]}")
+cut=("$fsdp" train -n 4 configs/demo.yaml --job.dump_folder "$run-full-shard" "${short[@]}"
+    --job.description "the demo's model on four ranks, FULL_SHARD")
 show "${cut[@]}"
 "${cut[@]}"
 

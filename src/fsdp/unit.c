@@ -22,7 +22,8 @@
  *     read-only mapping; the slot is given back by reshard, in program order.
  *  5. One rank and no cast: the whole storage is the shard's own bytes, and
  *     nothing is copied.
- *  6. The bytes of a whole parameter are charged as unsharded while they exist.
+ *  6. The bytes of a whole parameter are charged as unsharded while they exist;
+ *     those that are lent (5) are the shard's and charged once.
  */
 #include "fsdp/unit.h"
 

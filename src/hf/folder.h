@@ -11,8 +11,9 @@
 #include "models/config.h"
 
 /* Fills the parameters below model, sharded (after fsdp_to_empty) or not, from the weights of the
- * folder, converted to each parameter's dtype. Every rank calls it; none waits for another. Missing,
- * extra and misshaped weights are one error with three lists, and then nothing has been changed. */
+ * folder, converted to each parameter's dtype. Every rank calls it; none waits for another.
+ * Missing, extra and misshaped weights are one error with three lists, and then nothing has been
+ * changed. */
 fsdp_status fsdp__hf_load_weights(fsdp_module *model, const char *folder);
 /* The same; *bytes becomes what this rank has read from the files, headers included. */
 fsdp_status fsdp__hf_load_weights_counted(fsdp_module *model, const char *folder, int64_t *bytes);
@@ -22,6 +23,10 @@ typedef struct fsdp__hf_save_options {
     const char *tokenizer; /* a tokenizer.json to copy; NULL: none */
     int64_t shard_limit;   /* bytes of data a weight file; 0: FSDP__HF_SHARD_LIMIT */
 } fsdp__hf_save_options;
+
+/* Whether a save to the folder would be allowed: an error if something else is in the way, if it
+ * could not be made, or if it holds other files than a save's. For this rank; changes nothing. */
+fsdp_status fsdp__hf_check_replaceable(const char *folder);
 
 /* Writes config.json, generation_config.json, tokenizer.json and the weights. The folder appears
  * under its name when it is complete, and takes the place of an earlier save; one that holds other

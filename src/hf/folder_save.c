@@ -144,10 +144,11 @@ static bool is_ours(const char *name)
                                                 fsdp__ends_with(name, ".safetensors.index.json"));
 }
 
-static fsdp_status check_replaceable(const char *folder)
+fsdp_status fsdp__hf_check_replaceable(const char *folder)
 {
     char **names;
     int64_t n;
+    FSDP_TRY(fsdp__dir_can_make(folder));
     if (!fsdp__dir_exists(folder)) return FSDP_OK;
     FSDP_TRY(fsdp__dir_list(folder, &names, &n));
     fsdp_status s = FSDP_OK;
@@ -203,7 +204,7 @@ static fsdp_status begin_folder(const saving *s, const fsdp_model_config *c, con
 {
     fsdp_model_config stored = *c;
     stored.dtype = s->dtype;
-    FSDP_TRY(check_replaceable(folder));
+    FSDP_TRY(fsdp__hf_check_replaceable(folder));
     FSDP_TRY(fsdp__dir_remove(tmp));
     FSDP_TRY(fsdp__dir_make(tmp));
     for (size_t i = 0; i < sizeof own_files / sizeof *own_files; i++)

@@ -14,6 +14,7 @@
 #include "format/file.h"
 #include "format/json.h"
 #include "fsdp/comm.h"
+#include "hf/folder.h"
 
 /* ---- agreement ------------------------------------------------------------------------ */
 
@@ -178,6 +179,14 @@ static fsdp_status decide(const fsdp__train_config *c, const char *text, fsdp__m
     return FSDP_OK;
 }
 
+/* What would be in the way at the end of the run is said before its first step. */
+static fsdp_status check_places(const fsdp__train_config *c, const fsdp__run_folder *f)
+{
+    FSDP_TRY(fsdp__dir_can_make(c->job.dump_folder));
+    if (c->checkpoint.enable) FSDP_TRY(fsdp__dir_can_make(f->checkpoints));
+    return c->checkpoint.last_save_in_hf ? fsdp__hf_check_replaceable(f->hf) : FSDP_OK;
+}
+
 fsdp_status fsdp__run_folder_open(const fsdp__train_config *c, const char *text, fsdp__metrics *m,
                                   fsdp__run_folder *out)
 {
@@ -191,7 +200,7 @@ fsdp_status fsdp__run_folder_open(const fsdp__train_config *c, const char *text,
         const char *folder = c->job.dump_folder;
         if (fsdp__dir_exists(folder)) FSDP_TRY(fsdp__dir_lock(folder, LOCK_SECONDS, &out->lock));
         FSDP_TRY(decide(c, text, m, out));
-        if (!out->finished) FSDP_TRY(fsdp__dir_can_make(folder));
+        if (!out->finished) FSDP_TRY(check_places(c, out));
         told[0] = out->finished;
         told[1] = out->load_step;
     }

@@ -295,6 +295,14 @@ echo plain >plain
 run plain/run -n 2
 check "a folder that cannot be made" is "$code $(grep -c 'cannot create the folder plain' err | sed 's/[1-9]/some/')" \
     "1 some"
+mkdir -p taken/hf && echo mine >taken/hf/notes.txt && echo mine >taken/checkpoint
+run taken -n 2 --checkpoint.last_save_in_hf
+check "a folder of others' files in the way" is \
+    "$code $(ls taken | wc -l) $(grep -c "taken/hf: found 'notes.txt' there" err | sed 's/[1-9]/some/')" "1 2 some"
+run taken -n 2 --checkpoint.enable
+check "a file in the way" is \
+    "$code $(ls taken | wc -l) $(grep -c 'create the folder taken/checkpoint; something' err | sed 's/[1-9]/some/')" \
+    "1 2 some"
 # A small disk, where this user may make one.
 mkdir disk
 if unshare -m mount -t tmpfs -o size=64k none disk 2>/dev/null; then

@@ -65,7 +65,7 @@ typedef enum fsdp_decay {
     FSDP_DECAY_COSINE
 } fsdp_decay;
 typedef struct fsdp_schedule {
-    int64_t warmup_steps; /* linear from 1 / warmup */
+    int64_t warmup_steps; /* linear from 1 / warmup; at most total_steps */
     int64_t total_steps;
     double decay_ratio;   /* below 0: decay starts right after warm-up */
     fsdp_decay decay;

@@ -12,11 +12,11 @@
 
 double fsdp_schedule_factor(const fsdp_schedule *s, int64_t step)
 {
-    int64_t warm = s->warmup_steps, total = s->total_steps;
+    int64_t total = s->total_steps, warm = s->warmup_steps < total ? s->warmup_steps : total;
     if (step < warm) return (double)(step + 1) / (double)warm;
     int64_t decay = total - warm;
     if (s->decay_ratio >= 0.0) {
-        int64_t part = (int64_t)llround((double)total * s->decay_ratio);
+        int64_t part = (int64_t)llrint((double)total * s->decay_ratio); /* halves to even */
         decay = part < decay ? part : decay;
     }
     int64_t start = total - decay; /* first step of the decay */

@@ -199,6 +199,11 @@ static fsdp_status make_optimizer(trainer *t)
         fsdp_sgd_options o = {c->optimizer.lr, c->optimizer.momentum, c->optimizer.weight_decay, 0};
         t->opt = fsdp_sgd(t->model, &o);
     }
+    if (c->lr_scheduler.warmup_steps > c->lr_scheduler.total_steps)
+        fsdp__say(&t->metrics,
+                  "lr_scheduler.warmup_steps %lld is longer than the schedule of %lld "
+                  "steps: shortened to it\n",
+                  (long long)c->lr_scheduler.warmup_steps, (long long)c->lr_scheduler.total_steps);
     t->schedule = (fsdp_schedule){
         c->lr_scheduler.warmup_steps, c->lr_scheduler.total_steps, c->lr_scheduler.decay_ratio,
         (fsdp_decay)c->lr_scheduler.decay_type, c->lr_scheduler.min_lr_factor};

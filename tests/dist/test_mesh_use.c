@@ -246,11 +246,34 @@ static fsdp_status by_hand(void *arg)
     return FSDP_OK;
 }
 
+/* A backward that is not the last may leave its reduction for the next one to end. */
+static fsdp_status not_the_last(void *arg)
+{
+    (void)arg;
+    fsdp_scope *scope = fsdp_scope_begin();
+    fsdp_module *m = fsdp_linear_create(3, 2, 0);
+    EXPECT(m && fsdp_fully_shard(m, NULL) == FSDP_OK && fsdp_reset_parameters(m, 1) == FSDP_OK);
+    fsdp_tensor *x = fsdp_full(FSDP_F32, 2, SIZES(1, 3), 1.0 + fsdp_rank());
+    for (int k = 0; k < 3; k++) {
+        EXPECT(fsdp_set_is_last_backward(m, k == 2) == FSDP_OK);
+        EXPECT(fsdp_backward(fsdp_sum(fsdp_call(m, x))) == FSDP_OK);
+    }
+    fsdp_tensor *g = fsdp_grad(fsdp_param_tensor(fsdp_module_param(m, "weight")));
+    EXPECT(g || fsdp_rank() == 2);
+    for (int64_t i = 0; i < fsdp_numel(g); i++)
+        EXPECT(((const float *)fsdp_data(g))[i] == 1.5f * (float)(1 + fsdp_world_size()));
+    fsdp_scope_end(scope);
+    fsdp_module_free(m);
+    return FSDP_OK;
+}
+
 static void test_runs_thrice(void **state)
 {
     (void)state;
     for (int n = 1; n <= 3; n++)
         on(n, by_hand);
+    for (int n = 1; n <= 3; n++)
+        on(n, not_the_last);
     for (fsdp_reshard_policy p = FSDP_RESHARD_AUTO; p <= FSDP_RESHARD_NEVER; p++)
         for (int n = 1; n <= 4; n++)
             check_ok(fsdp_run_threads(n, runs_thrice, &p));

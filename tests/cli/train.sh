@@ -207,6 +207,24 @@ check "a key that nobody knows is a warning" is \
 "$FSDP" generate warn --prompt 'the cat' --tokens 2 >out 2>err
 check "in generate too" is "$? $(grep -c "^fsdp: warning: .*'zork'" err)" "0 1"
 
+
+# Dropout, inside attention too, draws for the sample, not for the rank.
+run gpt2 -n 2 --model.name gpt2 --model.n_kv_heads 0 --checkpoint.last_save_in_hf
+for rate in attn embd resid; do
+    sed -i "s/\"${rate}_pdrop\": 0.0/\"${rate}_pdrop\": 0.2/" gpt2/hf/config.json
+done
+for n in 1 2 4; do
+    "$FSDP" train -n $n hf.yaml --model.hf_assets_path gpt2/hf --job.dump_folder drop$n >out 2>err
+    sed 's/, "memory.*//' drop$n/metrics.jsonl >drop$n.losses
+    check "dropout on $n ranks" is "$(wc -l <drop$n.losses)" 5
+done
+check "dropout: the losses of 2 ranks and 4" cmp drop2.losses drop4.losses
+check "dropout: the first loss on 1 rank" awk -v a="$(first drop1/metrics.jsonl)" \
+    -v b="$(first drop2/metrics.jsonl)" 'BEGIN { exit !(a - b < 1e-5 && b - a < 1e-5) }'
+sed -i 's/_pdrop": 0.2/_pdrop": 0.0/' gpt2/hf/config.json
+"$FSDP" train -n 2 hf.yaml --model.hf_assets_path gpt2/hf --job.dump_folder sure >out 2>err
+check "dropout: without it another loss" isnt "$(first sure/metrics.jsonl)" "$(first drop2/metrics.jsonl)"
+
 # ---- memory.limit ----------------------------------------------------------------------------------------------------
 run limit -n 4 --model.ffn_dim 1024 --parallelism.data_parallel_replicate_degree 4 --memory.limit 3MiB
 check "NO_SHARD does not fit" is $code 1

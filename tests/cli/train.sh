@@ -211,7 +211,7 @@ check "in generate too" is "$? $(grep -c "^fsdp: warning: .*'zork'" err)" "0 1"
 # Dropout, inside attention too, draws for the sample, not for the rank.
 run gpt2 -n 2 --model.name gpt2 --model.n_kv_heads 0 --checkpoint.last_save_in_hf
 for rate in attn embd resid; do
-    sed -i "s/\"${rate}_pdrop\": 0.0/\"${rate}_pdrop\": 0.2/" gpt2/hf/config.json
+    sed -i "s/\"${rate}_pdrop\": [0-9.]*/\"${rate}_pdrop\": 0.2/" gpt2/hf/config.json
 done
 for n in 1 2 4; do
     "$FSDP" train -n $n hf.yaml --model.hf_assets_path gpt2/hf --job.dump_folder drop$n >out 2>err

@@ -57,7 +57,9 @@ FSDP_API fsdp_tensor *fsdp_detach(fsdp_tensor *t);
 
 FSDP_API fsdp_tensor *fsdp_retain(fsdp_tensor *t); /* returns t */
 FSDP_API void fsdp_release(fsdp_tensor *t);
-/* *x = y; the old *x leaves its scope now, unless it is y. */
+/* *x = y. The old *x, if it is not y, is dropped now where it belongs to the
+ * innermost scope (or to the caller, when none is open); what belongs to others
+ * - a module's arguments, parameters - is left to them. */
 FSDP_API void fsdp_set(fsdp_tensor **x, fsdp_tensor *y);
 
 FSDP_API fsdp_scope *fsdp_scope_begin(void); /* NULL: error kept */

@@ -163,14 +163,9 @@ fsdp_module *fsdp_dropout_create(double p)
 
 static fsdp_tensor *sequential_forward(fsdp_module *self, fsdp_tensor *x)
 {
-    const fsdp_tensor *given = x;
-    for (int i = 0; i < fsdp_module_child_count(self); i++) {
-        fsdp_tensor *y = fsdp_call(fsdp_module_child(self, i), x);
-        if (x != given)
-            fsdp_set(&x, y); /* the activation in between is not ours to keep */
-        else
-            x = y; /* the input is the caller's */
-    }
+    /* Of the activations in between one lives at a time. */
+    for (int i = 0; i < fsdp_module_child_count(self); i++)
+        fsdp_set(&x, fsdp_call(fsdp_module_child(self, i), x));
     return x;
 }
 

@@ -138,6 +138,9 @@ void fsdp_set(fsdp_tensor **x, fsdp_tensor *y)
     fsdp_tensor *old = *x;
     *x = y;
     if (!old || old == y) return;
+    /* In a forward: what stands in a scope around it, or in none, is an argument or a parameter. */
+    const fsdp__tensor_state *s = fsdp__tensor_state_get();
+    if (!s || old->scope != s->scope) return;
     fsdp__scope_forget(old);
     fsdp_release(old);
 }

@@ -49,6 +49,29 @@ static void test_ownership(void **state)
     fsdp_scope_keep(NULL);
 }
 
+/* A forward that replaces its argument does not take it from the caller. */
+static void test_set_of_others(void **state)
+{
+    (void)state;
+    fsdp_tensor *mine = four();
+    fsdp_scope *outer = fsdp_scope_begin();
+    fsdp_tensor *theirs = four();
+    fsdp_scope *inner = fsdp_scope_begin();
+    fsdp_tensor *x = theirs;
+    for (int i = 0; i < 3; i++)
+        fsdp_set(&x, fsdp_shift(x, 1));
+    assert_int_equal(check_live(), 12); /* mine, theirs and the last x */
+    fsdp_set(&x, mine);
+    assert_int_equal(check_live(), 8);
+    fsdp_set(&x, NULL);
+    assert_int_equal(check_live(), 8);
+    fsdp_scope_end(inner);
+    assert_true(fsdp_at(theirs, SIZES(0)) == 0);
+    fsdp_scope_end(outer);
+    fsdp_set(&mine, NULL); /* no scope is open: it is the caller's to drop */
+    assert_int_equal(check_live(), 0);
+}
+
 static void test_set(void **state)
 {
     (void)state;
@@ -104,6 +127,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ownership),
         cmocka_unit_test(test_set),
+        cmocka_unit_test(test_set_of_others),
         cmocka_unit_test(test_contexts),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -116,6 +116,14 @@ check "planned bytes are the measured ones" is "$planned" "1 1"
 check "validation" has out '^validate step:  5  loss: [ 0-9.]\{7\}  memory: '
 check "the bigram model beside it" has out 'bigram model of the training text: [0-9.]*$'
 
+if command -v script >/dev/null; then
+    script -qec "'$FSDP' train -n 2 tiny.yaml --job.dump_folder bar" screen >/dev/null </dev/null
+    check "a bar and the time left on a terminal" has screen '\[=*\] 5/5  00:00 left'
+    check "and none elsewhere" is "$(grep -c left out)" 0
+else
+    echo "skip the bar on a terminal: there is no program 'script'"
+fi
+
 # ---- checkpoints ---------------------------------------------------------------------------------------
 keep="--checkpoint.enable --checkpoint.interval 2 --checkpoint.keep_latest_k 2"
 run whole_run -n 2 $keep --checkpoint.last_save_in_hf

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/context.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "tensor/kernels.h"
@@ -154,6 +155,7 @@ static fsdp_status gather_into(fsdp_tensor *full, const fsdp_tensor *t, const fs
     int n = fsdp_group_size(g);
     size_t width = fsdp_dtype_size(t->dtype);
     int64_t block = c->outer * c->chunk * c->inner * (int64_t)width;
+    FSDP_TRY(fsdp__account_take(FSDP_COMMUNICATION, (n + 1) * block, "a gathered tensor"));
     char *send = fsdp__calloc(1, (size_t)block, "a part of a tensor");
     char *recv = fsdp__calloc((size_t)n, (size_t)block, "a gathered tensor");
     fsdp_status s = send && recv ? FSDP_OK : fsdp_error();
@@ -168,6 +170,7 @@ static fsdp_status gather_into(fsdp_tensor *full, const fsdp_tensor *t, const fs
     }
     free(send);
     free(recv);
+    fsdp__account_give(FSDP_COMMUNICATION, (n + 1) * block);
     return s;
 }
 

@@ -3,6 +3,7 @@
  * of them is meant.
  */
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -108,6 +109,9 @@ int main(int argc, char **argv)
         return 2;
     }
     const char *name = argv[1];
+    /* A limit of file size is then an error of the write, with its text; programs that `fsdp run`
+     * starts keep their own ways. */
+    if (strcmp(name, "run") != 0) signal(SIGXFSZ, SIG_IGN);
     if (strcmp(name, "-h") == 0 || strcmp(name, "--help") == 0) return finish(print_help());
     if (strcmp(name, "-V") == 0 || strcmp(name, "--version") == 0 || strcmp(name, "version") == 0) {
         printf("fsdp %s\n", FSDP_VERSION);

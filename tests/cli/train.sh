@@ -345,6 +345,9 @@ if unshare -m mount -t tmpfs -o size=64k none disk 2>/dev/null; then
 else
     echo "skip no space on the disk: no right to mount one"
 fi
+(ulimit -f 40 && run limited -n 1 --checkpoint.enable && exit "$code")
+check "a limit of file size" is "$? $(grep -c 'step-5.tmp/rank-00000.*File too large' err)" "1 1"
+check "leaves no half checkpoint" is "$(ls limited/checkpoint | wc -l)" 0
 run blown -n 2 --optimizer.lr 1e25 --training.max_norm 0 --training.steps 20
 check "a loss that is no number" is "$code $(grep -c 'no weight was changed' err | sed 's/[1-9]/some/')" \
     "1 some"

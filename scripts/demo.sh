@@ -33,7 +33,7 @@ show() {
 say "packages"
 sh scripts/install_deps.sh
 
-say "build: build/fsdp"
+say "build: build/fsdp, a minute or two the first time"
 if [ ! -f build/build.ninja ]; then
     mkdir -p build
     cmake --preset release -DFSDP_WERROR=OFF >build/release.configure.log 2>&1 || {
@@ -41,7 +41,7 @@ if [ ! -f build/build.ninja ]; then
         exit 1
     }
 fi
-cmake --build build --target fsdp -j "$(nproc)"
+cmake --build build --target fsdp -j "$(nproc)" -- --quiet
 fsdp=build/fsdp
 
 texts=/usr/share/common-licenses

@@ -2,32 +2,8 @@
 # fsdp run: ranks that are killed, launchers that are killed, Ctrl-C. See launch.sh.
 # ctest: timeout=240
 set -u
-: "${FSDP:?names the program under test}"
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-cd "$dir" || exit 1
-failed=0
-unset RANK WORLD_SIZE LOCAL_RANK OMP_NUM_THREADS
+. "$(dirname "$0")/checks.bash"
 
-check() {
-    local name=$1
-    shift
-    if "$@"; then echo "ok   $name"; else
-        echo "FAIL $name: $*"
-        for f in out err; do [ -s "$f" ] && sed "s/^/     $f: /" "$f"; done
-        failed=1
-    fi
-}
-is() { [ "$1" = "$2" ] || { echo "     found '$1', expected '$2'"; return 1; }; }
-has() { grep -q -- "$2" "$1" || { echo "     $1 lacks '$2'"; return 1; }; }
-until_true() {
-    local end=$((SECONDS + $1))
-    shift
-    until "$@" 2>/dev/null; do
-        [ $SECONDS -lt $end ] || return 1
-        sleep 0.02
-    done
-}
 # A job's processes carry a word in their environment by which they are found.
 tagged() {
     local p

@@ -3,35 +3,7 @@
 # leaves, and what each mistake says. Nothing depends on how fast the machine is.
 # ctest: timeout=600
 set -u
-: "${FSDP:?names the program under test}"
-here=$(cd "$(dirname "$0")" && pwd)
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-cd "$dir" || exit 1
-failed=0
-unset RANK WORLD_SIZE LOCAL_RANK OMP_NUM_THREADS OMP_WAIT_POLICY
-
-check() {
-    local name=$1
-    shift
-    if "$@"; then echo "ok   $name"; else
-        echo "FAIL $name: $*"
-        for f in out err; do [ -s "$f" ] && tail -n 30 "$f" | sed "s/^/     $f: /"; done
-        failed=1
-    fi
-}
-is() { [ "$1" = "$2" ] || { echo "     found '$1', expected '$2'"; return 1; }; }
-isnt() { [ "$1" != "$2" ] || { echo "     found '$1' twice"; return 1; }; }
-has() { grep -q -- "$2" "$1" || { echo "     $1 lacks '$2'"; return 1; }; }
-none() { [ ! -e "$1" ] || { echo "     $1 is there"; return 1; }; }
-until_true() {
-    local end=$((SECONDS + $1))
-    shift
-    until "$@" 2>/dev/null; do
-        [ $SECONDS -lt $end ] || return 1
-        sleep 0.05
-    done
-}
+. "$(dirname "$0")/checks.bash"
 
 # ---- data: words of a small language, in which some follow others ---------------------------------
 text() {
@@ -92,6 +64,8 @@ run whole -n 2 --parallelism.fsdp_units model
 check "the model as one unit" cmp two.losses whole.losses
 run four -n 4
 check "four ranks" cmp two.losses four.losses
+run hybrid -n 4 --parallelism.data_parallel_replicate_degree 2 --parallelism.data_parallel_shard_degree 2
+check "two replicas of two shards" cmp two.losses hybrid.losses
 run f32 -n 2 --training.mixed_precision_param float32
 check "float32 gives other numbers" isnt "$(cat two.losses)" "$(cat f32.losses)"
 run f32none -n 2 --training.mixed_precision_param float32 \

@@ -1,24 +1,8 @@
 #!/bin/bash
 # fsdp without a command's work: help, version, wrong command lines.
 set -u
-: "${FSDP:?names the program under test}"
-dir=$(mktemp -d)
-trap 'rm -rf "$dir"' EXIT
-cd "$dir" || exit 1
-failed=0
+. "$(dirname "$0")/checks.bash"
 
-check() {
-    local name=$1
-    shift
-    if "$@"; then echo "ok   $name"; else
-        echo "FAIL $name: $*"
-        sed "s/^/     out: /" out
-        sed "s/^/     err: /" err
-        failed=1
-    fi
-}
-is() { [ "$1" = "$2" ] || { echo "     found '$1', expected '$2'"; return 1; }; }
-has() { grep -q -- "$2" "$1" || { echo "     $1 lacks '$2'"; return 1; }; }
 run() { "$FSDP" "$@" >out 2>err; code=$?; }
 
 run

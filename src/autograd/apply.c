@@ -55,14 +55,6 @@ const fsdp__backward_fn fsdp__op_backs[FSDP__OP_COUNT] = {
 #undef FSDP__OP
 };
 
-fsdp_status fsdp__set_dist_dispatch(fsdp__dist_dispatch fn)
-{
-    fsdp__grad_state *g = fsdp__grad_state_get();
-    if (!g) return fsdp_error();
-    g->dist_dispatch = fn;
-    return FSDP_OK;
-}
-
 static fsdp_status check_inputs(fsdp__opcall *c, bool *dist)
 {
     const char *name = fsdp__op_name(c->op);
@@ -110,8 +102,6 @@ fsdp_tensor *fsdp__apply(fsdp__opcall *c)
     bool dist = false, want = false;
     if (fsdp_error() || check_inputs(c, &dist) != FSDP_OK) return NULL;
     if (dist) {
-        fsdp__grad_state *g = fsdp__grad_state_get();
-        if (g && g->dist_dispatch) return g->dist_dispatch(c);
         fsdp__fail(FSDP_UNSUPPORTED,
                    "%s: an input is a sharded parameter; unshard its module first",
                    fsdp__op_name(c->op));

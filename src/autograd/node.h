@@ -139,10 +139,6 @@ fsdp_status fsdp__grad_give(fsdp__node *n, int k, fsdp_tensor *g);
 /* Runs an op: checks, shape rule, kernel, graph. Returns c->out[0] or NULL. */
 fsdp_tensor *fsdp__apply(fsdp__opcall *c);
 
-/* Called for an op with a distributed input (dtensor sets it). */
-typedef fsdp_tensor *(*fsdp__dist_dispatch)(fsdp__opcall *c);
-fsdp_status fsdp__set_dist_dispatch(fsdp__dist_dispatch fn);
-
 #define FSDP__OP(name) fsdp_status fsdp__back_##name(fsdp__node *n, fsdp_tensor **gout);
 #include "tensor/ops.def"
 #undef FSDP__OP
@@ -154,7 +150,6 @@ typedef struct fsdp__grad_state {
     uint64_t seq;
     uint64_t mark;
     bool running;
-    fsdp__dist_dispatch dist_dispatch;
     fsdp_saved_hooks saved_hooks[16];
     int n_saved_hooks;
     struct fsdp__callback {

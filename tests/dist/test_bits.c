@@ -18,7 +18,12 @@
 #include "fsdp/models.h"
 #include "models/config.h"
 
-enum { RANKS = 2, STEPS = 3, B = 2, T = 160, VOCAB = 3000 };
+/* A sanitizer makes each step a hundred times slower: there the sizes are small. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { RANKS = 2, STEPS = 2, B = 2, T = 16, VOCAB = 200, WIDTH = 32, FFN = 48 };
+#else
+enum { RANKS = 2, STEPS = 3, B = 2, T = 160, VOCAB = 3000, WIDTH = 256, FFN = 640 };
+#endif
 
 typedef struct setting {
     const char *name;
@@ -51,8 +56,9 @@ static fsdp_status make(const run *r, fsdp_module **out)
     const char *axes[2] = {"replicate", "shard"};
     fsdp_mesh *mesh = fsdp_mesh_create(FSDP_CPU, 2, sizes, axes);
     fsdp_model_config c = fsdp__model_config_default(FSDP_LLAMA);
-    c.hidden_size = 256, c.num_layers = 2, c.num_heads = 4, c.num_kv_heads = 2, c.head_dim = 64;
-    c.intermediate_size = 640, c.vocab_size = VOCAB;
+    c.hidden_size = WIDTH, c.num_layers = 2, c.num_heads = 4, c.num_kv_heads = 2;
+    c.head_dim = WIDTH / 4;
+    c.intermediate_size = FFN, c.vocab_size = VOCAB;
     FSDP_TRY(fsdp_device_push(FSDP_META));
     fsdp_module *m = *out = fsdp_model_create(&c);
     FSDP_TRY(fsdp_device_pop());

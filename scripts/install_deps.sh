@@ -3,7 +3,8 @@
 # either it names what is missing and fails, or goes on when nothing is.
 set -eu
 
-packages="gcc g++ cmake ninja-build pkg-config libdnnl-dev libjansson-dev libfyaml-dev libpcre2-dev
+# oneDNN's CMake package asks for the headers of OpenCL, which libdnnl-dev only recommends.
+packages="gcc g++ cmake ninja-build pkg-config libdnnl-dev ocl-icd-opencl-dev libjansson-dev libfyaml-dev libpcre2-dev
 libutf8proc-dev libdeflate-dev libxxhash-dev libcmocka-dev"
 
 installed() {
@@ -17,6 +18,7 @@ answers() {
     gcc | g++ | cmake | pkg-config) command -v "$1" >/dev/null ;;
     ninja-build) command -v ninja >/dev/null ;;
     libdnnl-dev) echo '#include <oneapi/dnnl/dnnl.h>' | cc -E - >/dev/null 2>&1 ;;
+    ocl-icd-opencl-dev) pkg-config --exists OpenCL ;;
     libjansson-dev) pkg-config --exists jansson ;;
     libfyaml-dev) pkg-config --exists libfyaml ;;
     libpcre2-dev) pkg-config --exists libpcre2-8 ;;

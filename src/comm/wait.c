@@ -167,20 +167,23 @@ static fsdp_status check_peers(const fsdp_group *g, const fsdp_work *w, const ch
         const fsdp__rank_page *p = fsdp__rank_page_of(world, g->ranks[r]);
         uint64_t state = atomic_load(&p->state);
         uint64_t here = (uint64_t)world->number * 4 + FSDP__JOINED;
-        if (r == left && r == w->blocked_on) {
+        bool gone = r == left && r == w->blocked_on;
+        bool dead = !gone && state == here && !world->seg.threads &&
+                    fsdp__process_dead(atomic_load(&p->pid), atomic_load(&p->start));
+        if (!gone && !dead) continue;
+        /* It may have posted why since the last look, and gone by that. */
+        if (!w->despite_abort) FSDP_TRY(fsdp__abort_check(world, where));
+        if (gone) {
             describe(world, g->ranks[r], who, sizeof who);
             return fsdp__fail(FSDP_PEER_FAILED,
                               "%s: %s has left the world (fsdp_finalize, or the end of its thread) "
                               "and will not come; all ranks must make the same calls",
                               where, who);
         }
-        if (state != here || world->seg.threads) continue;
-        if (fsdp__process_dead(atomic_load(&p->pid), atomic_load(&p->start))) {
-            describe(world, g->ranks[r], who, sizeof who);
-            return fsdp__fail(FSDP_PEER_DIED,
-                              "%s: %s died; its own output or the launcher's report says why",
-                              where, who);
-        }
+        describe(world, g->ranks[r], who, sizeof who);
+        return fsdp__fail(FSDP_PEER_DIED,
+                          "%s: %s died; its own output or the launcher's report says why", where,
+                          who);
     }
     return FSDP_OK;
 }

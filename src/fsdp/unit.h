@@ -117,6 +117,12 @@ void fsdp__order_free(fsdp__order *o);
 fsdp_status fsdp__tree_init(fsdp_module *root);
 fsdp__unit *fsdp__unit_of(const fsdp_module *m);
 
+/* ---- steer.c ------------------------------------------------------------------------------- */
+/* The unit of m; an error for a module without one. */
+fsdp_status fsdp__unit_need(fsdp_module *m, const char *what, fsdp__unit **u);
+/* Calls fn on m's unit and, if asked, on those below. */
+void fsdp__unit_each(fsdp_module *m, int recurse, void (*fn)(fsdp__unit *u, double v), double v);
+
 /* ---- hooks.c ------------------------------------------------------------------------------ */
 fsdp_status fsdp__hooks_install(fsdp__unit *u);
 /* The running backward ends with the reductions that are due. */

@@ -143,10 +143,12 @@ FSDP_API void fsdp_param_list_free(fsdp_param_list *l);
 /* Elements of all parameters, whole. */
 FSDP_API int64_t fsdp_module_numel(fsdp_module *m);
 
-/* Gives meta parameters memory (their shard, once sharded); no values yet. */
+/* Gives meta parameters (their shard, once sharded) and buffers memory; no
+ * values yet. */
 FSDP_API fsdp_status fsdp_to_empty(fsdp_module *m, fsdp_device d);
 /* Values by each parameter's rule: a function of (seed, name, element), so the
- * same on any number of ranks and under any cut. */
+ * same on any number of ranks and under any cut. The library's own layers reset
+ * their buffers as well. */
 FSDP_API fsdp_status fsdp_reset_parameters(fsdp_module *m, uint64_t seed);
 /* Drops the gradients. */
 FSDP_API fsdp_status fsdp_zero_grad(fsdp_module *m);
@@ -163,6 +165,12 @@ FSDP_API fsdp_module *fsdp_linear_in_out_create(int64_t in, int64_t out,
 FSDP_API fsdp_module *fsdp_embedding_create(int64_t rows, int64_t dim);
 FSDP_API fsdp_module *fsdp_rms_norm_create(int64_t dim, double eps);
 FSDP_API fsdp_module *fsdp_layer_norm_create(int64_t dim, double eps);
+/* As torch.nn.BatchNorm1d and 2d on (N, dim) and (N, dim, ...): buffers
+ * running_mean and running_var (f32 whatever the weights' dtype; 0 and 1 at
+ * first) and num_batches_tracked (i64), moved by each forward in training and
+ * read in evaluation. PyTorch's defaults: eps 1e-5, momentum 0.1. */
+FSDP_API fsdp_module *fsdp_batch_norm_create(int64_t dim, double eps,
+                                             double momentum);
 FSDP_API fsdp_module *fsdp_dropout_create(double p);
 /* Calls its children one after the other. */
 FSDP_API fsdp_module *fsdp_sequential_create(void);

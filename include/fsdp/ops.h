@@ -77,6 +77,18 @@ FSDP_API fsdp_tensor *fsdp_embedding(fsdp_tensor *w, fsdp_tensor *ids);
 FSDP_API fsdp_tensor *fsdp_rms_norm(fsdp_tensor *x, fsdp_tensor *w, double eps);
 FSDP_API fsdp_tensor *fsdp_layer_norm(fsdp_tensor *x, fsdp_tensor *w,
                                       fsdp_tensor *b, double eps);
+/* As torch.nn.functional.batch_norm: x (N, C) or (N, C, ...), weight and bias
+ * (C) or NULL. training != 0: normalises by the batch's mean and biased
+ * variance over all but C (more than one value a channel) and moves the
+ * running ones in place: running = (1 - momentum) * running + momentum *
+ * (mean, unbiased variance). Else normalises by the running ones. These are
+ * (C), of any floating dtype, without a gradient, and in training may be NULL:
+ * then none are kept. */
+FSDP_API fsdp_tensor *fsdp_batch_norm(fsdp_tensor *x, fsdp_tensor *weight,
+                                      fsdp_tensor *bias,
+                                      fsdp_tensor *running_mean,
+                                      fsdp_tensor *running_var, int training,
+                                      double momentum, double eps);
 /* x (B,T,H,D), cos and sin f32 (T, D/2) or (B, T, D/2); halves rotated. */
 FSDP_API fsdp_tensor *fsdp_rotary(fsdp_tensor *x, fsdp_tensor *cos,
                                   fsdp_tensor *sin);

@@ -40,6 +40,7 @@ static const op_needs needs[FSDP__OP_COUNT] = {
     [FSDP__OP_embedding] = {.in = {0, A}},
     [FSDP__OP_rms_norm] = {.in = {A | B, A | B}, .out = {0, A | B}},
     [FSDP__OP_layer_norm] = {.in = {A | B, A | B}, .out = {0, A | B, A | B}},
+    [FSDP__OP_batch_norm] = {.in = {A | B, A}, .out = {0, A | B, A | B}},
     [FSDP__OP_rotary] = {.in = {0, A, A}},
     [FSDP__OP_attention] = {.in = {A | B | C, A | B | C, A | B | C, A | B | C},
                             .out = {A | B | C, A | B | C}},

@@ -139,6 +139,34 @@ fsdp_status fsdp__back_layer_norm(fsdp__node *n, fsdp_tensor **gout)
     return fsdp__places_end(&p);
 }
 
+fsdp_status fsdp__back_batch_norm(fsdp__node *n, fsdp_tensor **gout)
+{
+    fsdp_tensor *g = fsdp__dense(gout[0]), *x = saved_dense(n, 0), *w = saved_dense(n, 1);
+    fsdp_tensor *mean = saved_dense(n, FSDP__SAVED_OUT + 1);
+    fsdp_tensor *rstd = saved_dense(n, FSDP__SAVED_OUT + 2);
+    if (!g || fsdp_error()) return fsdp_error();
+    if (!x) { /* the bias alone */
+        FSDP__PLACE(db, add, 2);
+        int64_t sizes[3] = {g->size[0], g->size[1], fsdp__numel_of(g->ndim - 2, g->size + 2)};
+        int64_t strides[3] = {sizes[1] * sizes[2], sizes[2], 1}, out[3] = {1, sizes[1], 1};
+        fsdp__k_sum(3, sizes, fsdp_data(g), strides, g->dtype, out, 1.0, fsdp_data(db), db->dtype,
+                    add);
+        return FSDP_OK;
+    }
+    fsdp__batch_norm o = {.t = x->dtype,
+                          .N = x->size[0],
+                          .C = x->size[1],
+                          .L = fsdp__numel_of(x->ndim - 2, x->size + 2),
+                          .training = n->i[0] != 0};
+    fsdp__places p;
+    FSDP_TRY(fsdp__places_begin(n, 3, &p));
+    fsdp__k_batch_norm_backward(&o, fsdp_data(x), fsdp_data(w), fsdp_data(mean), fsdp_data(rstd),
+                                fsdp_data(g), fsdp_data(p.d[0]), p.t[0], p.add[0],
+                                fsdp_data(p.d[1]), p.t[1], p.add[1], fsdp_data(p.d[2]), p.t[2],
+                                p.add[2]);
+    return fsdp__places_end(&p);
+}
+
 fsdp_status fsdp__back_softmax(fsdp__node *n, fsdp_tensor **gout)
 {
     FSDP__SAVED_DENSE(y, FSDP__SAVED_OUT);

@@ -214,6 +214,26 @@ fsdp_tensor *fsdp_layer_norm(fsdp_tensor *x, fsdp_tensor *w, fsdp_tensor *b, dou
     return fsdp__apply(&c);
 }
 
+fsdp_tensor *fsdp_batch_norm(fsdp_tensor *x, fsdp_tensor *w, fsdp_tensor *b,
+                             fsdp_tensor *running_mean, fsdp_tensor *running_var, int training,
+                             double momentum, double eps)
+{
+    fsdp__opcall c = {.op = FSDP__OP_batch_norm,
+                      .n_in = 5,
+                      .n_out = 1,
+                      .in = {x, w, b, running_mean, running_var}};
+    c.optional = 2 | 4 | 8 | 16;
+    c.i[0] = training != 0;
+    c.f[0] = eps;
+    c.f[1] = momentum;
+    if (fsdp_requires_grad(running_mean) || fsdp_requires_grad(running_var)) {
+        fsdp__fail(FSDP_INVALID_ARGUMENT,
+                   "batch_norm: running statistics carry no gradient; detach them");
+        return NULL;
+    }
+    return fsdp__apply(&c);
+}
+
 fsdp_tensor *fsdp_rotary(fsdp_tensor *x, fsdp_tensor *cos, fsdp_tensor *sin)
 {
     fsdp__opcall c = {.op = FSDP__OP_rotary, .n_in = 3, .n_out = 1, .in = {x, cos, sin}};

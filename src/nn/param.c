@@ -104,6 +104,29 @@ fsdp_tensor *fsdp__param_kept(const fsdp_param *p)
 
 /* ---- memory and values -------------------------------------------------------------- */
 
+/* Meta bytes become real ones on device d. */
+static fsdp_status make_real(fsdp__storage *st, fsdp_device d, const char *name)
+{
+    if (st->device == d) return FSDP_OK;
+    if (d != FSDP_CPU)
+        return fsdp__fail(FSDP_UNSUPPORTED, "fsdp_to_empty to %s; expected cpu",
+                          fsdp_device_name(d));
+    st->device = d;
+    fsdp_status s = fsdp__storage_fill(st, NULL, name);
+    if (s != FSDP_OK) st->device = FSDP_META; /* as it was: it may be tried again */
+    st->poisoned = s == FSDP_OK;
+    return s;
+}
+
+static fsdp_status buffers_to_empty(fsdp_module *m, fsdp_device d)
+{
+    for (int64_t i = 0; i < m->in->n_buffers; i++)
+        FSDP_TRY(make_real(m->in->buffers[i].t->st, d, m->in->buffers[i].name));
+    for (int64_t i = 0; i < m->in->n_children; i++)
+        FSDP_TRY(buffers_to_empty(m->in->children[i], d));
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_to_empty(fsdp_module *m, fsdp_device d)
 {
     fsdp_param_list l;
@@ -112,21 +135,14 @@ fsdp_status fsdp_to_empty(fsdp_module *m, fsdp_device d)
     fsdp_status s = FSDP_OK;
     for (int64_t i = 0; i < l.count && s == FSDP_OK; i++) {
         fsdp__storage *st = fsdp__param_kept(l.items[i].param)->st;
-        if (st->device == d) continue;
-        if (d != FSDP_CPU) {
-            s = fsdp__fail(FSDP_UNSUPPORTED, "fsdp_to_empty to %s; expected cpu",
-                           fsdp_device_name(d));
-            break;
+        if (st->device != d) {
+            st->purpose = FSDP_PARAMETERS;
+            st->owner = l.items[i].param->name;
         }
-        st->device = d;
-        st->purpose = FSDP_PARAMETERS;
-        st->owner = l.items[i].param->name;
-        s = fsdp__storage_fill(st, NULL, l.items[i].param->name);
-        if (s != FSDP_OK) st->device = FSDP_META; /* as it was: it may be tried again */
-        st->poisoned = s == FSDP_OK;
+        s = make_real(st, d, l.items[i].param->name);
     }
     fsdp_param_list_free(&l);
-    return s;
+    return s == FSDP_OK ? buffers_to_empty(m, d) : s;
 }
 
 /* Elements [first, first + n) of the whole tensor into dst. */
@@ -176,6 +192,14 @@ fsdp_status fsdp__param_reset(fsdp_param *p, uint64_t seed)
     return FSDP_OK;
 }
 
+static fsdp_status reset_buffers(fsdp_module *m)
+{
+    if (m->in->reset) FSDP_TRY(m->in->reset(m));
+    for (int64_t i = 0; i < m->in->n_children; i++)
+        FSDP_TRY(reset_buffers(m->in->children[i]));
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_reset_parameters(fsdp_module *m, uint64_t seed)
 {
     if (fsdp_error()) return fsdp_error();
@@ -186,7 +210,7 @@ fsdp_status fsdp_reset_parameters(fsdp_module *m, uint64_t seed)
     for (int64_t i = 0; i < l.count && s == FSDP_OK; i++)
         s = fsdp__param_reset(l.items[i].param, seed);
     fsdp_param_list_free(&l);
-    return s;
+    return s == FSDP_OK ? reset_buffers(m) : s;
 }
 
 fsdp_status fsdp_zero_grad(fsdp_module *m)

@@ -148,6 +148,29 @@ void fsdp__k_layer_norm_backward(const void *x, const void *w, fsdp_dtype t, int
                                  const void *mean, const void *rstd, const void *dy, void *dx,
                                  fsdp_dtype dt_x, int add_x, void *dw, fsdp_dtype dt_w, int add_w,
                                  void *db, fsdp_dtype dt_b, int add_b);
+/*
+ * Batch norm (kernel_batch.c): y = (x - mean) / sqrt(var + eps) * w + b with x
+ * (N,C,L) and statistics of each channel over N and L: in training those of the
+ * batch (biased variance), of which running = (1 - momentum) * running +
+ * momentum * (mean, unbiased variance) is kept; else the running ones. w, b and
+ * in training running_* may be NULL. mean and rstd (C) stat: what y was made
+ * with. Computes in f64 and rounds once.
+ */
+typedef struct fsdp__batch_norm {
+    fsdp_dtype t;
+    int64_t N, C, L;
+    double eps, momentum;
+    int training;
+    void *running_mean, *running_var; /* (C) */
+    fsdp_dtype mean_t, var_t;         /* theirs */
+} fsdp__batch_norm;
+void fsdp__k_batch_norm(const fsdp__batch_norm *o, const void *x, const void *w, const void *b,
+                        void *y, void *mean, void *rstd);
+/* The backward reads t, N, C, L and training alone. */
+void fsdp__k_batch_norm_backward(const fsdp__batch_norm *o, const void *x, const void *w,
+                                 const void *mean, const void *rstd, const void *dy, void *dx,
+                                 fsdp_dtype dt_x, int add_x, void *dw, fsdp_dtype dt_w, int add_w,
+                                 void *db, fsdp_dtype dt_b, int add_b);
 void fsdp__k_softmax(const void *x, fsdp_dtype t, int64_t R, int64_t C, void *y);
 void fsdp__k_softmax_backward(const void *y, fsdp_dtype t, int64_t R, int64_t C, const void *dy,
                               void *dx, fsdp_dtype dt, int add);

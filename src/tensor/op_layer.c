@@ -21,6 +21,17 @@ static fsdp_status misfit(const fsdp__opcall *c, const char *rest)
     return fsdp_error();
 }
 
+/* "batch_norm: x is f32 (2, 3) cpu; REST" */
+static fsdp_status misfit_one(const fsdp__opcall *c, const char *rest)
+{
+    fsdp__str a = {0};
+    fsdp__describe(c->in[0], &a);
+    fsdp__fail(FSDP_INVALID_SHAPE, "%s: x is %s; %s", fsdp__op_name(c->op), fsdp__str_get(&a),
+               rest);
+    fsdp__str_free(&a);
+    return fsdp_error();
+}
+
 /* ---- linear: x (..., K), w (N, K) or (K, N), bias (N) or NULL; i[0]: w is (K, N) ---- */
 
 fsdp_status fsdp__shape_linear(fsdp__opcall *c)
@@ -151,6 +162,62 @@ fsdp_status fsdp__run_layer_norm(fsdp__opcall *c)
     fsdp__k_layer_norm(fsdp_data(x), fsdp_data(w), fsdp_data(b), x->dtype, fsdp__rows(x),
                        x->size[x->ndim - 1], c->f[0], fsdp_data(c->out[0]), fsdp_data(c->out[1]),
                        fsdp_data(c->out[2]));
+    return FSDP_OK;
+}
+
+/* ---- batch norm: x (N, C, ...), w and b (C) or NULL, running mean and variance (C) or NULL;
+ * i[0]: training; f[0]: eps, f[1]: momentum; extra outputs: mean and rstd (C) ---------------- */
+
+fsdp_status fsdp__shape_batch_norm(fsdp__opcall *c)
+{
+    const fsdp_tensor *x = c->in[0];
+    FSDP_TRY(fsdp__op_same_dtype(c, 0, 3));
+    if (x->ndim < 2) return misfit_one(c, "expected (N, C) or (N, C, ...)");
+    for (int k = 1; k < c->n_in; k++) {
+        const fsdp_tensor *v = c->in[k];
+        if (v && (v->ndim != 1 || v->size[0] != x->size[1] || !fsdp_dtype_is_floating(v->dtype) ||
+                  (k >= 3 && !fsdp__tensor_dense(v))))
+            return misfit_one(c, "expected weight, bias and contiguous running statistics of "
+                                 "floating dtypes and size (C)");
+    }
+    if (!c->in[3] != !c->in[4] || (!c->i[0] && !c->in[3]))
+        return fsdp__fail(FSDP_INVALID_ARGUMENT,
+                          "batch_norm: running mean and variance come together, and evaluation "
+                          "needs them");
+    if (c->i[0] && fsdp_numel(x) < 2 * x->size[1])
+        return misfit_one(c, "training needs more than one value a channel");
+    FSDP_TRY(fsdp__op_out(c, 0, x->dtype, x->ndim, x->size));
+    for (int k = 1; k <= 2; k++)
+        FSDP_TRY(fsdp__op_out(c, k, fsdp__stat_dtype(x->dtype), 1, &x->size[1]));
+    return FSDP_OK;
+}
+
+fsdp_status fsdp__run_batch_norm(fsdp__opcall *c)
+{
+    fsdp_tensor *x = fsdp__dense(c->in[0]), *w = c->in[1], *b = c->in[2];
+    fsdp_tensor *mean = c->in[3], *var = c->in[4];
+    if (!x || (w && !(w = fsdp__dense(w))) || (b && !(b = fsdp__dense(b)))) return fsdp_error();
+    fsdp__batch_norm o = {.t = x->dtype,
+                          .N = x->size[0],
+                          .C = x->size[1],
+                          .L = fsdp__numel_of(x->ndim - 2, x->size + 2),
+                          .eps = c->f[0],
+                          .momentum = c->f[1],
+                          .training = c->i[0] != 0};
+    if (mean) {
+        o.running_mean = fsdp_data(mean), o.mean_t = mean->dtype;
+        o.running_var = fsdp_data(var), o.var_t = var->dtype;
+    }
+    if (mean && o.training) {
+        FSDP_TRY(fsdp__tensor_writable(mean, "batch_norm"));
+        FSDP_TRY(fsdp__tensor_writable(var, "batch_norm"));
+    }
+    fsdp__k_batch_norm(&o, fsdp_data(x), fsdp_data(w), fsdp_data(b), fsdp_data(c->out[0]),
+                       fsdp_data(c->out[1]), fsdp_data(c->out[2]));
+    if (mean && o.training) {
+        fsdp_touch(mean);
+        fsdp_touch(var);
+    }
     return FSDP_OK;
 }
 

@@ -596,6 +596,37 @@ static void case_layer_norm(void **state)
     CHECK(f_layer_norm_same, NULL, {1, {7}, 0, 0, 0});
 }
 
+/* arg NULL: training; else by kept statistics. */
+static fsdp_tensor *f_batch_norm(fsdp_tensor **x, const void *arg)
+{
+    static const double kept[2][3] = {{0.3, -0.2, 0.1}, {0.7, 1.5, 1.0}};
+    fsdp_tensor *mean = NULL, *var = NULL;
+    if (arg) {
+        mean = check_make(FSDP_F64, 1, SIZES(3), kept[0]);
+        var = check_make(FSDP_F64, 1, SIZES(3), kept[1]);
+    }
+    return fsdp_batch_norm(x[0], x[1], x[2], mean, var, arg == NULL, 0.1, 1e-5);
+}
+
+static fsdp_tensor *f_batch_norm_plain(fsdp_tensor **x, const void *arg)
+{
+    (void)arg;
+    return fsdp_batch_norm(x[0], NULL, NULL, NULL, NULL, 1, 0.1, 1e-5);
+}
+
+static void case_batch_norm(void **state)
+{
+    (void)state;
+    const void *args[2] = {NULL, "kept"};
+    for (int k = 0; k < 2; k++) {
+        CHECK(f_batch_norm, args[k], {2, {5, 3}, 0, 0, 0}, {1, {3}, 0, 0, 0}, {1, {3}, 0, 0, 0});
+        CHECK(f_batch_norm, args[k], {4, {2, 3, 4, 5}, 0, 0, 0}, {1, {3}, 0, 0, 0},
+              {1, {3}, 0, 0, 0});
+    }
+    CHECK(f_batch_norm, "kept", {2, {0, 3}, 0, 1, 0}, {1, {3}, 0, 0, 0}, {1, {3}, 0, 0, 0});
+    CHECK(f_batch_norm_plain, NULL, {3, {3, 4, 2}, 0, 0, 0});
+}
+
 static fsdp_tensor *f_rotary(fsdp_tensor **x, const void *arg)
 {
     int batched = *(const int *)arg;

@@ -85,6 +85,9 @@ static fsdp_tensor *run(fsdp__op op)
         return fsdp_rms_norm(x, y, 1e-5);
     case FSDP__OP_layer_norm:
         return fsdp_layer_norm(x, y, y, 1e-5);
+    case FSDP__OP_batch_norm:
+        return fsdp_batch_norm(x, y, y, fsdp_zeros(FSDP_F32, 1, SIZES(8)),
+                               fsdp_zeros(FSDP_F32, 1, SIZES(8)), 1, 0.1, 1e-5);
     case FSDP__OP_rotary: {
         fsdp_tensor *t = fsdp_zeros(FSDP_F32, 2, SIZES(5, 3));
         return fsdp_rotary(v, t, t);

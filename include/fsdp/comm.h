@@ -216,6 +216,7 @@ FSDP_API void fsdp_comm_abort(fsdp_status code, const char *text);
  * hosts. Plain collectives of CONTROL are counted like the rest. */
 typedef struct fsdp_comm_count {
     int64_t calls, elements, bytes_copied, bytes_wire;
+    int64_t scaled; /* calls whose sum was multiplied by something but 1 */
 } fsdp_comm_count;
 
 FSDP_API fsdp_comm_count fsdp_comm_count_get(const fsdp_group *g, fsdp_lane l,

@@ -62,12 +62,33 @@ FSDP_API fsdp_status fsdp_unshard(fsdp_module *m);
 /* Frees the gathered parameters of m's own unit, whatever the policy. */
 FSDP_API fsdp_status fsdp_reshard(fsdp_module *m);
 
-/* off: backward reduces nothing; gradients stay whole and accumulate. */
+/* off: backward reduces nothing; gradients stay whole and accumulate. Sets
+ * whether replicas are reduced too (below), to the same. */
 FSDP_API fsdp_status fsdp_set_requires_gradient_sync(fsdp_module *m, int on,
                                                      int recurse);
+/* Hybrid sharding; off: backward reduces inside the shard group only, and the
+ * sums, 1/S a rank and in fp32, accumulate; the next backward with it on takes
+ * them over the replicas. The set of parameters may change between. Without
+ * shards (S 1) gradients stay whole meanwhile; without replicas no effect. */
+FSDP_API fsdp_status fsdp_set_requires_all_reduce(fsdp_module *m, int on,
+                                                  int recurse);
 /* Gradients are divided by f instead of by the number of ranks; 0: default. */
 FSDP_API fsdp_status fsdp_set_gradient_divide_factor(fsdp_module *m, double f,
                                                      int recurse);
+/* on: m's own unit divides outside of its collectives, which only sum
+ * (fsdp_comm_count.scaled stays 0). */
+FSDP_API fsdp_status fsdp_set_force_sum_reduction_for_comms(fsdp_module *m,
+                                                            int on);
+/* on: parameters that get no gradient on any rank get one of zeros. Off (the
+ * default): they get none, and optimizers skip them. Ranks that disagree which
+ * parameters got one need neither: absent on some is zeros there. */
+FSDP_API fsdp_status fsdp_set_reduce_scatter_unused_params(fsdp_module *m,
+                                                           int on, int recurse);
+/* How many units may hold whole gradients that are being reduced, while later
+ * ones compute; 1 at first. The largest of a tree counts. An error below 1. */
+FSDP_API fsdp_status fsdp_set_reduce_scatter_max_input_buffers(fsdp_module *m,
+                                                               int n,
+                                                               int recurse);
 FSDP_API fsdp_status fsdp_set_reshard_after_forward(fsdp_module *m, int on,
                                                     int recurse);
 /* off: more backwards follow, and what this one left unfinished may stay so. */

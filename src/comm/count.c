@@ -53,6 +53,7 @@ fsdp_comm_count fsdp_comm_count_total(fsdp_lane l, fsdp_collective c)
         sum.elements += n.elements;
         sum.bytes_copied += n.bytes_copied;
         sum.bytes_wire += n.bytes_wire;
+        sum.scaled += n.scaled;
     }
     return sum;
 }

@@ -213,6 +213,7 @@ static fsdp_status issue(fsdp_group *g, fsdp_lane lane, fsdp_collective c, const
         bytes += moved * (int64_t)fsdp_dtype_size(e[i].full_dtype);
     }
     fsdp__count(g, lane, c, elements, bytes);
+    g->lanes[lane].counts[c].scaled += scale != 1.0f;
     return fsdp__work_issue(w, out);
 }
 

@@ -219,7 +219,8 @@ fsdp_status fsdp_fully_shard(fsdp_module *m, const fsdp_shard_options *o)
     if (!u) return fsdp_error();
     u->opt = o ? *o : fsdp_shard_defaults(NULL);
     u->module = m;
-    u->sync = true;
+    u->sync = u->all_reduce = true;
+    u->max_reductions = 1;
     fsdp_status s = FSDP_OK;
     int64_t cap = 0;
     if (!(u->name = fsdp__strdup(fsdp_module_name(m)))) FSDP_GO(fsdp_error());

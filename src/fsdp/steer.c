@@ -50,12 +50,7 @@ void fsdp__unit_each(fsdp_module *m, int recurse, void (*fn)(fsdp__unit *u, doub
 
 static void set_sync(fsdp__unit *u, double v)
 {
-    u->sync = v != 0.0;
-}
-
-static void set_divide(fsdp__unit *u, double v)
-{
-    u->divide = v;
+    u->sync = u->all_reduce = v != 0.0;
 }
 
 static void set_keep(fsdp__unit *u, double v)
@@ -69,12 +64,6 @@ static void set_keep(fsdp__unit *u, double v)
 static void drop_all(fsdp__unit *u, double v)
 {
     (void)v;
-    if (u->reduce) fsdp_work_wait(u->reduce);
-    u->reduce = NULL;
-    bool reducing = u->tree && u->tree->reducing == u;
-    for (int i = 0; reducing && i < u->n_params; i++)
-        if (u->params[i].fresh_shard_grad) fsdp_set_grad(u->params[i].sharded, NULL);
-    if (reducing) u->tree->reducing = NULL;
     fsdp__unit_drop_grads(u);
     fsdp__unit_reshard(u);
     u->pre_backward = u->post_backward = false;
@@ -91,16 +80,6 @@ fsdp_status fsdp_set_requires_gradient_sync(fsdp_module *m, int on, int recurse)
 {
     if (!m) return fsdp__fail_null("fsdp_set_requires_gradient_sync", "the module");
     fsdp__unit_each(m, recurse, set_sync, on);
-    return FSDP_OK;
-}
-
-fsdp_status fsdp_set_gradient_divide_factor(fsdp_module *m, double f, int recurse)
-{
-    if (!m) return fsdp__fail_null("fsdp_set_gradient_divide_factor", "the module");
-    if (!(f >= 0.0))
-        return fsdp__fail(FSDP_INVALID_ARGUMENT,
-                          "gradient divide factor %g; expected above 0, or 0 for the default", f);
-    fsdp__unit_each(m, recurse, set_divide, f);
     return FSDP_OK;
 }
 

@@ -184,8 +184,8 @@ fsdp_status fsdp__unit_reshard(fsdp__unit *u)
 void fsdp__unit_free(void *arg)
 {
     fsdp__unit *u = arg;
-    if (u->reduce) fsdp_work_wait(u->reduce);
     if (u->tree) u->tree->event = NULL; /* who listens may be gone */
+    fsdp__unit_drop_grads(u);
     fsdp__unit_reshard(u);
     for (int i = 0; i < u->n_params; i++) {
         fsdp__fparam *p = &u->params[i];
@@ -193,7 +193,6 @@ void fsdp__unit_free(void *arg)
         if (p->grad) p->grad->st->owner = NULL;
         fsdp_release(p->whole);
         fsdp_release(p->grad);
-        fsdp_release(p->earlier);
         if (p->param) {
             p->param->shard = NULL;
             p->param->kept = NULL;
@@ -204,7 +203,6 @@ void fsdp__unit_free(void *arg)
     }
     fsdp__tree *t = u->tree;
     if (t) { /* the last unit of a tree takes it along */
-        if (t->reducing == u) t->reducing = NULL;
         for (int i = 0; i < t->n_units; i++)
             if (t->units[i] == u) t->units[i] = t->units[--t->n_units];
         if (t->n_units == 0) {

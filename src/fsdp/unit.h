@@ -26,9 +26,17 @@ typedef struct fsdp__fparam {
     int64_t slot_offset;    /* bytes, in the unit's shared copy */
     uint32_t version;       /* of the shard that `whole` was filled from */
     bool got_grad;          /* grad holds something since the last reduction */
-    fsdp_tensor *earlier;   /* hybrid: the shard's gradient of earlier microbatches, set aside */
+    int64_t sum_at;         /* elements, in the unit's sums */
+    bool has_sum, summed;   /* it has a place in the unit's sums; and they hold something there */
     bool fresh_shard_grad;  /* the shard's gradient was made for the running reduction */
 } fsdp__fparam;
+
+/* Where a unit's reduction is (reduce.c). */
+typedef enum fsdp__reduce_stage {
+    FSDP__REDUCE_NONE,
+    FSDP__REDUCE_SCATTER, /* inside the shard group; peers read the whole gradients */
+    FSDP__REDUCE_REPLICAS /* across replicas */
+} fsdp__reduce_stage;
 
 typedef enum fsdp__unit_state { FSDP__SHARDED, FSDP__GATHERING, FSDP__WHOLE } fsdp__unit_state;
 
@@ -50,10 +58,19 @@ struct fsdp__unit {
     int n_reduce;
     int *reduce_params; /* which parameter an entry of the reduction is */
     fsdp_work *reduce;
+    fsdp__reduce_stage stage;
+    fsdp__unit *reduce_next; /* in the tree's queue of unfinished reductions */
+    fsdp_tensor *sums;       /* this rank's rows, summed in the shard group (replicas.c) */
+    bool sums_due;           /* they wait for a backward that goes over the replicas */
+    bool across;             /* the running reduction does */
     bool prefetched;    /* gathered ahead and not used yet */
     bool keep;          /* not freed after forward */
     bool sync;          /* requires_gradient_sync */
+    bool all_reduce;    /* requires_all_reduce */
     double divide;      /* 0: number of ranks */
+    bool force_sum;     /* no division inside a collective */
+    bool reduce_unused; /* parameters without a gradient are reduced as zeros */
+    int max_reductions; /* unfinished ones whose whole gradients are held; the tree's largest counts */
     bool pre_backward;  /* an output hook fired in this backward */
     bool post_backward; /* done in this backward */
     int index;          /* in the tree's pre-order */
@@ -75,7 +92,7 @@ struct fsdp__tree {
     fsdp__order train, eval;
     fsdp__order *order; /* in force */
     fsdp__unit *forward_root; /* first unit entered; NULL outside a forward */
-    fsdp__unit *reducing;     /* the one unfinished reduction */
+    fsdp__unit *reducing;     /* unfinished reductions, the oldest first */
     int ahead;                /* units prefetched and not used yet */
     bool callback_queued, last_backward;
     fsdp_event_fn event;
@@ -98,7 +115,31 @@ void fsdp__event(fsdp__unit *u, fsdp_event_kind k);
 fsdp_tensor *fsdp__grad_place(void *fparam, int *add);
 fsdp_status fsdp__unit_post_backward(fsdp__unit *u);
 fsdp_status fsdp__tree_finish_reduce(fsdp__tree *t);
+/* The shard's gradient, made if there is none; NULL: error kept. */
+fsdp_tensor *fsdp__shard_grad(fsdp__fparam *p);
+/* Gives up whatever reduction is under way, and all gradients that are not the shards' yet. */
 void fsdp__unit_drop_grads(fsdp__unit *u);
+
+/* ---- replicas.c: sums on their way over the replicas ------------------------------- */
+/* Whether u's reductions pass through sums of their own instead of the shards' gradients. */
+bool fsdp__unit_uses_sums(const fsdp__unit *u);
+/* Makes sure that every parameter of the running list has a place in them. */
+fsdp_status fsdp__sums_make(fsdp__unit *u);
+void *fsdp__sums_at(const fsdp__unit *u, const fsdp__fparam *p);
+/* Issues their all-reduce; *work NULL: there is only one replica. */
+fsdp_status fsdp__sums_begin(fsdp__unit *u, fsdp_work **work);
+/* They are complete: into the shards' gradients. */
+fsdp_status fsdp__sums_settle(fsdp__unit *u);
+void fsdp__sums_drop(fsdp__unit *u);
+
+/* ---- divide.c: by what gradients are divided, and when ------------------------------ */
+typedef struct fsdp__division {
+    double before, after; /* 1: not */
+    double inside;        /* in the sum itself */
+} fsdp__division;
+/* ranks: of shards times replicas; factor 0: ranks. */
+fsdp__division fsdp__divide_rule(fsdp_dtype reduce, int ranks, double factor, bool force_sum);
+fsdp__division fsdp__unit_division(const fsdp__unit *u);
 
 /* ---- order.c: what comes next -------------------------------------------------------- */
 void fsdp__order_begin(fsdp__tree *t, bool train);

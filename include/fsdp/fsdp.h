@@ -19,6 +19,7 @@
 #include "optim.h"
 #include "data.h"
 #include "models.h"
+#include "lora.h"
 #include "hf.h"
 
 #endif

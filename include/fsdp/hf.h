@@ -9,6 +9,7 @@
 #ifndef FSDP_HF_H
 #define FSDP_HF_H
 
+#include "lora.h"
 #include "models.h"
 
 FSDP_EXTERN_C_BEGIN
@@ -36,6 +37,28 @@ FSDP_API fsdp_status fsdp_model_save(fsdp_module *model,
                                      const fsdp_model_config *c,
                                      const char *folder, fsdp_dtype t,
                                      const char *tokenizer);
+
+/* ---- adapters, as peft keeps them -------------------------------------- */
+
+/* fsdp_lora_apply with what adapter_config.json of folder says. Forms of LoRA
+ * that are not done here (DoRA, ranks by pattern, ...) are errors that name
+ * the key. */
+FSDP_API fsdp_status fsdp_lora_apply_folder(fsdp_module *model,
+                                            const char *folder);
+
+/* Fills the adapters of model, sharded or not, from folder's
+ * adapter_model.safetensors; the base is left as it is. A rank reads the
+ * slices that it holds. Every rank calls it; none waits for another. Another
+ * scale than the model's, and missing, extra or misshaped tensors, are errors,
+ * and then nothing has been changed. */
+FSDP_API fsdp_status fsdp_lora_load(fsdp_module *model, const char *folder);
+
+/* Writes folder: adapter_config.json and adapter_model.safetensors, which peft
+ * loads. base is the name of the base model that the first tells (NULL: none).
+ * As fsdp_model_save it appears when complete, takes the place of an earlier
+ * save and refuses others' files. Collective over the world. */
+FSDP_API fsdp_status fsdp_lora_save(fsdp_module *model, const char *folder,
+                                    const char *base);
 
 FSDP_EXTERN_C_END
 #endif

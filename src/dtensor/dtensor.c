@@ -71,7 +71,8 @@ static void layout_shape(const fsdp__dist *d, int *ndim, const int64_t **sizes)
     *sizes = l->size;
 }
 
-static const fsdp__dist_ops layout_ops = {layout_free, layout_describe, layout_block, layout_shape};
+static const fsdp__dist_ops layout_ops = {layout_free, layout_describe, layout_block, layout_shape,
+                                          fsdp_dtensor_full};
 
 fsdp__layout *fsdp__layout_create(fsdp_mesh *mesh, const fsdp_placement *place, int ndim,
                                   const int64_t *sizes)

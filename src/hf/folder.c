@@ -19,8 +19,9 @@
 #include "base/str.h"
 #include "hf/folder_internal.h"
 #include "hf/weights.h"
+#include "lora/lora.h"
 
-enum { BUFFER = 4 << 20, SHOWN = 8 };
+enum { BUFFER = FSDP__HF_BUFFER, SHOWN = 8 };
 
 /* ---- names of a model ---------------------------------------------------------------- */
 
@@ -40,6 +41,7 @@ static fsdp_status walk(fsdp_module *m, fsdp__str *prefix, fsdp__hf_names *l)
             if (l->items[k].param == n->param) n->first = k;
     }
     for (int64_t i = 0; i < m->in->n_children; i++) {
+        if (fsdp__lora_is_adapter(m->in->children[i])) continue; /* not of the model's files */
         fsdp__str_addf(prefix, "%s.", m->in->children[i]->in->name);
         FSDP_TRY(walk(m->in->children[i], prefix, l));
         prefix->len = base;
@@ -221,8 +223,8 @@ static fsdp_status read_run(fsdp__st *st, const fsdp__st_tensor *t, int64_t firs
     return FSDP_OK;
 }
 
-static fsdp_status read_param(fsdp__st *st, const fsdp__st_tensor *w, const char *name,
-                              fsdp_param *p, char *buffer)
+fsdp_status fsdp__hf_read_param(fsdp__st *st, const fsdp__st_tensor *w, const char *name,
+                                fsdp_param *p, char *buffer)
 {
     fsdp_tensor *t = fsdp__param_kept(p);
     if (t->st->device == FSDP_META)
@@ -276,8 +278,8 @@ fsdp_status fsdp__hf_load_weights_counted(fsdp_module *model, const char *folder
     if (!(buffer = fsdp__calloc(1, BUFFER, "a buffer of weights"))) FSDP_GO(fsdp_error());
     for (int64_t i = 0; i < m.names.count; i++)
         if (m.names.items[i].first < 0)
-            FSDP_GO(
-                read_param(m.st[i], m.t[i], m.names.items[i].name, m.names.items[i].param, buffer));
+            FSDP_GO(fsdp__hf_read_param(m.st[i], m.t[i], m.names.items[i].name,
+                                        m.names.items[i].param, buffer));
     *bytes = fsdp__hf_weights_bytes_read(m.weights);
 done:
     free(buffer);

@@ -22,6 +22,7 @@
 #include "hf/folder.h"
 #include "hf/folder_internal.h"
 #include "hf/weights.h"
+#include "lora/lora.h"
 
 enum { PIECE = 4 << 20 };
 
@@ -146,6 +147,11 @@ static bool is_ours(const char *name)
 
 fsdp_status fsdp__hf_check_replaceable(const char *folder)
 {
+    return fsdp__hf_check_files(folder, is_ours);
+}
+
+fsdp_status fsdp__hf_check_files(const char *folder, bool (*ours)(const char *name))
+{
     char **names;
     int64_t n;
     FSDP_TRY(fsdp__dir_can_make(folder));
@@ -153,7 +159,7 @@ fsdp_status fsdp__hf_check_replaceable(const char *folder)
     FSDP_TRY(fsdp__dir_list(folder, &names, &n));
     fsdp_status s = FSDP_OK;
     for (int64_t i = 0; i < n && s == FSDP_OK; i++)
-        if (!is_ours(names[i]))
+        if (!ours(names[i]))
             s = fsdp__fail(FSDP_INVALID_ARGUMENT,
                            "%s: found '%s' there, expected a new folder or one of an earlier save; "
                            "name another folder",
@@ -162,10 +168,9 @@ fsdp_status fsdp__hf_check_replaceable(const char *folder)
     return s;
 }
 
-/* Without the end of the name, where a slash stands. */
-static char *beside(const char *folder, const char *ending)
+char *fsdp__hf_beside(const char *folder, const char *ending)
 {
-    size_t n = strlen(folder);
+    size_t n = strlen(folder); /* without the end of the name, where a slash stands */
     while (n > 1 && folder[n - 1] == '/')
         n--;
     fsdp__str s = {0};
@@ -174,8 +179,7 @@ static char *beside(const char *folder, const char *ending)
     return fsdp__str_take(&s);
 }
 
-/* tmp takes folder's place; between the two renames of a replacement the old one is at old. */
-static fsdp_status put_in_place(const char *tmp, const char *folder, const char *old)
+fsdp_status fsdp__hf_put_in_place(const char *tmp, const char *folder, const char *old)
 {
     bool replace = fsdp__dir_exists(folder);
     if (replace) {
@@ -219,15 +223,21 @@ fsdp_status fsdp__hf_save_folder(fsdp_module *model, const fsdp_model_config *c,
     const fsdp__hf_save_options none = {.dtype = FSDP_DTYPE_NONE};
     saving v = {.o = o ? o : &none};
     v.dtype = v.o->dtype == FSDP_DTYPE_NONE ? FSDP_F32 : v.o->dtype;
-    char *tmp = beside(folder, ".tmp"), *old = beside(folder, ".old");
+    char *tmp = fsdp__hf_beside(folder, ".tmp"), *old = fsdp__hf_beside(folder, ".old");
     fsdp_status s = FSDP_OK;
     bool first = fsdp_rank() == 0;
     if (!tmp || !old) FSDP_GO(fsdp_error());
+    if (fsdp_lora_count(model) && !fsdp_lora_merged(model))
+        FSDP_GO(fsdp__fail(FSDP_INVALID_STATE,
+                           "%s: the model has adapters, which a folder of a model does not hold: "
+                           "call fsdp_lora_merge first, or save the adapters alone "
+                           "(fsdp_lora_save)",
+                           folder));
     FSDP_GO(fsdp__hf_names_of(model, &v.names));
     if (!(v.piece = fsdp__calloc(1, PIECE, "a piece of weights"))) FSDP_GO(fsdp_error());
     if (first) FSDP_GO(begin_folder(&v, c, folder, tmp));
     FSDP_GO(save_weights(&v, tmp));
-    if (first) FSDP_GO(put_in_place(tmp, folder, old));
+    if (first) FSDP_GO(fsdp__hf_put_in_place(tmp, folder, old));
     s = fsdp_barrier(fsdp_group_world(), FSDP_LANE_CONTROL);
 done:
     fsdp__hf_writer_free(v.writer);

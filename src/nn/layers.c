@@ -89,6 +89,14 @@ fsdp_module *fsdp_linear_in_out_create(int64_t in, int64_t out, int bias)
     return make_linear(in, out, bias, true);
 }
 
+bool fsdp__linear_info_of(const fsdp_module *m, fsdp__linear_info *out)
+{
+    if (m->forward1 != linear_forward && m->forward1 != in_out_forward) return false;
+    const layer *l = (const layer *)m;
+    *out = (fsdp__linear_info){l->in, l->out, m->forward1 == in_out_forward, l->weight};
+    return true;
+}
+
 /* ---- embedding ------------------------------------------------------------------ */
 
 static fsdp_tensor *embedding_forward(fsdp_module *self, fsdp_tensor *ids)

@@ -69,6 +69,14 @@ void fsdp__module_path(const fsdp_module *m, fsdp__str *out);
 fsdp_status fsdp__module_name_params(fsdp_module *m);
 /* Registers another tensor for p; takes its own reference. */
 void fsdp__param_set(fsdp_param *p, fsdp_tensor *t);
+/* What the linear layers of this room are: x (..., in) -> (..., out), their weight stored (out, in),
+ * or (in, out). False for every other module, also for one that calls itself "Linear". */
+typedef struct fsdp__linear_info {
+    int64_t in, out;
+    bool in_out;
+    fsdp_param *weight; /* not owned */
+} fsdp__linear_info;
+bool fsdp__linear_info_of(const fsdp_module *m, fsdp__linear_info *out);
 /* The tensor that keeps gradient and optimizer state: the shard, or the plain parameter. */
 fsdp_tensor *fsdp__param_kept(const fsdp_param *p);
 /* Fills the registered tensor by p's rule. */

@@ -48,6 +48,8 @@ typedef struct fsdp__dist_ops {
     void (*block)(const fsdp__dist *d, int64_t *outer, int64_t *dim, int64_t *inner, int64_t *row0,
                   int64_t *rows);
     void (*global_shape)(const fsdp__dist *d, int *ndim, const int64_t **sizes);
+    /* The whole tensor on every rank, a collective; NULL with the error kept. */
+    fsdp_tensor *(*full)(fsdp_tensor *t);
 } fsdp__dist_ops;
 struct fsdp__dist {
     const fsdp__dist_ops *ops;

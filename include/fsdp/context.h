@@ -74,6 +74,11 @@ typedef struct fsdp_memory_stats {
     int64_t reserved_at_peak;  /* reserved when live_total peaked */
     int64_t limit;             /* memory.limit; 0: none */
     int64_t allocations;       /* count since the start */
+    /* What lies in files (fsdp_offload_policy) is in none of the numbers above
+     * and not under the limit. window: how much of it is in memory. */
+    int64_t offloaded[FSDP_PURPOSE_COUNT]; /* now */
+    int64_t offloaded_total, offloaded_peak;
+    int64_t window, window_peak;
 } fsdp_memory_stats;
 
 FSDP_API void fsdp_memory_get(fsdp_memory_stats *out);

@@ -22,6 +22,41 @@ FSDP_API fsdp_status fsdp_device_push(fsdp_device d);
 FSDP_API fsdp_status fsdp_device_pop(void);
 FSDP_API fsdp_device fsdp_device_current(void); /* FSDP_CPU at first */
 
+/* ---- offload: parameters, gradients, optimizer state elsewhere ---------- */
+
+/* CPU: in the host's memory, for a device that has its own; where the device
+ * is the CPU that is the same memory, which is said in the log (level info).
+ * FILE: in a file of the given folder, mapped into memory, of which only a
+ * window is in memory at a time (an NVMe disk; not a RAM disk, which is said
+ * as a warning). The numbers are the same in all three. */
+typedef enum fsdp_offload_kind {
+    FSDP_OFFLOAD_NONE,
+    FSDP_OFFLOAD_CPU,
+    FSDP_OFFLOAD_FILE
+} fsdp_offload_kind;
+
+/* The file has no name: nothing is left behind by a kill. Its bytes are asked
+ * of the disk before they are used, so a full disk is an error of the call
+ * that makes the shards or the optimizer. window: bytes of the file that stay
+ * in memory, per rank and folder; 0: 256 MiB. What is used at one time may be
+ * more. All who name one folder share its file and its largest window. */
+typedef struct fsdp_offload_policy {
+    fsdp_offload_kind kind;
+    int pin_memory;     /* CPU: page-locked, for copies that overlap */
+    const char *folder; /* FILE; copied */
+    int64_t window;     /* FILE */
+} fsdp_offload_policy;
+
+/* What went to and from the files of this rank since the start, and how long
+ * the compute thread waited for it, in seconds. */
+typedef struct fsdp_offload_stats {
+    int64_t read_bytes, written_bytes;
+    double read_wait, write_wait;
+} fsdp_offload_stats;
+FSDP_API void fsdp_offload_get(fsdp_offload_stats *out);
+
+/* ---- streams ------------------------------------------------------------ */
+
 typedef struct fsdp_stream fsdp_stream;
 typedef struct fsdp_event fsdp_event;
 

@@ -3,7 +3,8 @@
  *
  * Numbers are of requested bytes and exact, since claims about memory are
  * tested with them. live_total is the sum of live[]; peak_by is the split at
- * the moment of peak_total, so that its sum is peak_total.
+ * the moment of peak_total, so that its sum is peak_total. What lies in files
+ * is counted beside them: offloaded_total is the sum of offloaded[].
  */
 #include <assert.h>
 #include <stdlib.h>
@@ -47,6 +48,11 @@ static void add_table(fsdp__str *s, const fsdp_memory_stats *m)
     int64_t reserved[] = {m->reserved};
     add_row(s, "reserved", 1, reserved);
     if (m->limit > 0) add_row(s, "limit", 1, &m->limit);
+    if (m->offloaded_peak == 0) return;
+    int64_t files[] = {m->offloaded_total, m->offloaded_peak};
+    add_row(s, "in files", 2, files);
+    int64_t window[] = {m->window, m->window_peak};
+    add_row(s, "of that read", 2, window);
 }
 
 /* The refusal of `bytes` for `what`, with the table. */
@@ -110,6 +116,47 @@ void fsdp__account_move(fsdp_purpose from, fsdp_purpose to, int64_t bytes)
     note_peak(&ctx->memory, to);
 }
 
+fsdp_status fsdp__account_offload_take(fsdp_purpose p, int64_t bytes, const char *what)
+{
+    fsdp_context *ctx = fsdp_context_current();
+    if (!ctx) return FSDP_NO_MEMORY;
+    fsdp_memory_stats *m = &ctx->memory;
+    if (ctx->fail_nth > 0 && --ctx->fail_nth == 0) return refuse(m, p, bytes, what, true);
+    m->offloaded[p] += bytes;
+    m->offloaded_total += bytes;
+    m->allocations++;
+    if (m->offloaded_total > m->offloaded_peak) m->offloaded_peak = m->offloaded_total;
+    return FSDP_OK;
+}
+
+void fsdp__account_offload_give(fsdp_purpose p, int64_t bytes)
+{
+    fsdp_context *ctx = fsdp_context_current();
+    if (!ctx) return;
+    assert(ctx->memory.offloaded[p] >= bytes && "more given back than was taken");
+    ctx->memory.offloaded[p] -= bytes;
+    ctx->memory.offloaded_total -= bytes;
+}
+
+void fsdp__account_offload_move(fsdp_purpose from, fsdp_purpose to, int64_t bytes)
+{
+    fsdp_context *ctx = fsdp_context_current();
+    if (!ctx) return;
+    assert(ctx->memory.offloaded[from] >= bytes && "more moved than was taken");
+    ctx->memory.offloaded[from] -= bytes;
+    ctx->memory.offloaded[to] += bytes;
+}
+
+void fsdp__account_window(int64_t delta)
+{
+    fsdp_context *ctx = fsdp_context_current();
+    if (!ctx) return;
+    fsdp_memory_stats *m = &ctx->memory;
+    assert(m->window + delta >= 0 && "more of a file given back than was read");
+    m->window += delta;
+    if (m->window > m->window_peak) m->window_peak = m->window;
+}
+
 void fsdp__account_reserve(int64_t delta)
 {
     fsdp_context *ctx = fsdp_context_current();
@@ -143,6 +190,8 @@ void fsdp_memory_reset_peak(void)
     memcpy(m->peak_by, m->live, sizeof m->peak_by);
     m->peak_total = m->live_total;
     m->reserved_at_peak = m->reserved;
+    m->offloaded_peak = m->offloaded_total;
+    m->window_peak = m->window;
 }
 
 fsdp_status fsdp_memory_set_limit(int64_t limit)

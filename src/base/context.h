@@ -41,6 +41,13 @@ void fsdp__account_move(fsdp_purpose from, fsdp_purpose to, int64_t bytes);
 /* Reserved bytes change by delta (may be negative). */
 void fsdp__account_reserve(int64_t delta);
 
+/* The same for bytes that lie in a file: no limit holds for them. */
+fsdp_status fsdp__account_offload_take(fsdp_purpose p, int64_t bytes, const char *what);
+void fsdp__account_offload_give(fsdp_purpose p, int64_t bytes);
+void fsdp__account_offload_move(fsdp_purpose from, fsdp_purpose to, int64_t bytes);
+/* How much of a file is in memory changes by delta. */
+void fsdp__account_window(int64_t delta);
+
 /* Test switch: the n-th charged allocation from now fails (0: off). */
 void fsdp__account_fail_nth(int64_t n);
 

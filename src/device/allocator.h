@@ -8,6 +8,7 @@
 #ifndef FSDP_DEVICE_ALLOCATOR_H
 #define FSDP_DEVICE_ALLOCATOR_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -19,6 +20,7 @@ struct fsdp__allocator {
     /* bytes > 0, result 64-byte aligned, contents undefined; NULL with the error kept. */
     void *(*alloc)(fsdp__allocator *a, size_t bytes, const char *what);
     void (*free)(fsdp__allocator *a, void *p, size_t bytes);
+    bool in_file; /* an allocator of file.h: zeroed, and charged as offloaded bytes */
 };
 
 /* The current context's private memory of the CPU: a heap (heap.h) over

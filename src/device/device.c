@@ -14,6 +14,7 @@ static void state_free(void *p)
     for (int64_t i = s->n_kept - 1; i >= 0; i--)
         s->kept[i].free_fn(s->kept[i].p);
     free(s->kept);
+    fsdp__file_memory_free(s->files);
     fsdp__cpu_memory_free(s->cpu);
     free(s->stack);
     free(s);

@@ -58,7 +58,7 @@ fsdp__allocator *fsdp__allocator_over(const char *name, void *base, int64_t size
 {
     range *m = fsdp__calloc(1, sizeof *m, "the memory of a rank");
     if (!m) return NULL;
-    m->allocator = (fsdp__allocator){name, range_alloc, range_free};
+    m->allocator = (fsdp__allocator){name, range_alloc, range_free, false};
     m->base = base;
     m->poison = poison;
     m->heap = fsdp__heap_create(size);

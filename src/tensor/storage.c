@@ -2,7 +2,8 @@
  * storage.c - bytes with an owner, that can be emptied and filled in place.
  *
  * Invariant: a CPU storage whose data we did not get from the caller is in the
- * accounts of its purpose exactly while data != NULL.
+ * accounts of its purpose exactly while data != NULL: in those of memory, or, where
+ * its allocator's bytes lie in a file, in those of offloaded bytes.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,7 @@
 #include "base/context.h"
 #include "base/error.h"
 #include "base/memory.h"
+#include "device/file.h"
 #include "tensor/tensor.h"
 
 /* Storages of zero bytes still need an address that says "filled". */
@@ -31,10 +33,24 @@ void fsdp__storage_retain(fsdp__storage *s)
     s->refs++;
 }
 
+static fsdp_status take(const fsdp__allocator *a, fsdp_purpose p, int64_t bytes, const char *what)
+{
+    return a && a->in_file ? fsdp__account_offload_take(p, bytes, what)
+                           : fsdp__account_take(p, bytes, what);
+}
+
+static void give(const fsdp__allocator *a, fsdp_purpose p, int64_t bytes)
+{
+    if (a && a->in_file)
+        fsdp__account_offload_give(p, bytes);
+    else
+        fsdp__account_give(p, bytes);
+}
+
 void fsdp__storage_empty(fsdp__storage *s)
 {
     if (!s->data) return;
-    if (s->charged) fsdp__account_give(s->purpose, s->bytes);
+    if (s->charged) give(s->alloc, s->purpose, s->bytes);
     if (s->alloc && s->data != (void *)empty_bytes)
         s->alloc->free(s->alloc, s->data, (size_t)s->bytes);
     else if (s->free_fn)
@@ -61,10 +77,10 @@ fsdp_status fsdp__storage_fill(fsdp__storage *s, fsdp__allocator *alloc, const c
     }
     if (!alloc) alloc = s->home ? s->home : fsdp__allocator_cpu();
     if (!alloc) return fsdp_error();
-    FSDP_TRY(fsdp__account_take(s->purpose, s->bytes, what));
+    FSDP_TRY(take(alloc, s->purpose, s->bytes, what));
     s->data = alloc->alloc(alloc, (size_t)s->bytes, what);
     if (!s->data) {
-        fsdp__account_give(s->purpose, s->bytes);
+        give(alloc, s->purpose, s->bytes);
         return fsdp_error();
     }
     s->alloc = alloc;
@@ -83,8 +99,35 @@ fsdp_status fsdp__storage_attach(fsdp__storage *s, void *data, const char *what)
 
 void fsdp__storage_set_purpose(fsdp__storage *s, fsdp_purpose p)
 {
-    if (s->charged && s->purpose != p) fsdp__account_move(s->purpose, p, s->bytes);
+    if (s->charged && s->purpose != p) {
+        if (s->alloc && s->alloc->in_file)
+            fsdp__account_offload_move(s->purpose, p, s->bytes);
+        else
+            fsdp__account_move(s->purpose, p, s->bytes);
+    }
     s->purpose = p;
+}
+
+/* ---- storages in a file ------------------------------------------------------ */
+
+bool fsdp__storage_in_file(const fsdp__storage *s)
+{
+    return s->alloc && s->alloc->in_file && s->data && s->bytes > 0;
+}
+
+bool fsdp__storage_ahead(const fsdp__storage *s)
+{
+    return !fsdp__storage_in_file(s) || fsdp__file_ahead(s->alloc, s->data);
+}
+
+fsdp_status fsdp__storage_use(const fsdp__storage *s)
+{
+    return fsdp__storage_in_file(s) ? fsdp__file_use(s->alloc, s->data) : FSDP_OK;
+}
+
+void fsdp__storage_done(const fsdp__storage *s, bool written)
+{
+    if (fsdp__storage_in_file(s)) fsdp__file_done(s->alloc, s->data, written);
 }
 
 bool fsdp__storage_filled(const fsdp__storage *s)

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/rng.h"
+#include "device/file.h"
 #include "tensor/kernels.h"
 #include "tensor/state.h"
 
@@ -319,6 +320,7 @@ void fsdp_touch(fsdp_tensor *t)
     if (!t) return;
     t->st->version++;
     t->st->poisoned = false;
+    if (fsdp__storage_in_file(t->st)) fsdp__file_note(t->st->alloc, t->st->data, true);
 }
 
 fsdp_status fsdp__tensor_readable(const fsdp_tensor *t, const char *what)
@@ -340,6 +342,7 @@ fsdp_status fsdp__tensor_readable(const fsdp_tensor *t, const char *what)
                           "%s: %s was made by fsdp_to_empty and nothing was written to it; call "
                           "fsdp_reset_parameters or load it first",
                           what, owner);
+    if (fsdp__storage_in_file(st)) fsdp__file_note(st->alloc, st->data, false);
     return FSDP_OK;
 }
 

@@ -87,6 +87,13 @@ fsdp_status fsdp__storage_attach(fsdp__storage *s, void *data, const char *what)
 void fsdp__storage_empty(fsdp__storage *s);
 void fsdp__storage_set_purpose(fsdp__storage *s, fsdp_purpose p);
 bool fsdp__storage_filled(const fsdp__storage *s);
+/* Storages whose bytes lie in a file (device/file.h); for others the next three do nothing and are
+ * true or FSDP_OK. A use brings the bytes in and holds them until the matching done; without one
+ * the bytes can be touched all the same. */
+bool fsdp__storage_in_file(const fsdp__storage *s);
+bool fsdp__storage_ahead(const fsdp__storage *s); /* false: no room for it now */
+fsdp_status fsdp__storage_use(const fsdp__storage *s);
+void fsdp__storage_done(const fsdp__storage *s, bool written);
 
 /* ---- tensors -------------------------------------------------------------- */
 

@@ -11,6 +11,7 @@ set(fsdp_test_env "")
 set(fsdp_test_prefix "")
 set(fsdp_test_folders unit dist golden claims conformance fault)
 set(fsdp_test_threads_only FALSE)
+set(fsdp_conformance ${PROJECT_BINARY_DIR}/conformance)
 if(FSDP_SANITIZE MATCHES "address")
   set(fsdp_test_prefix "asan.")
   list(APPEND fsdp_test_env
@@ -77,8 +78,16 @@ function(fsdp_c_test source folder)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_compile_definitions(${name} PRIVATE
     FSDP_TEST_DATA="${PROJECT_SOURCE_DIR}/tests/data" FSDP_PROGRAM="${PROJECT_BINARY_DIR}/fsdp")
+  set(env ${fsdp_test_env})
+  if(folder STREQUAL "conformance")
+    list(APPEND env "FSDP_CONFORMANCE=${fsdp_conformance}")
+  endif()
   add_test(NAME ${fsdp_test_prefix}${name} COMMAND ${CMAKE_COMMAND} -E env --unset=OMP_NUM_THREADS --unset=FSDP_ISA
-    ${fsdp_test_env} $<TARGET_FILE:${name}>)
+    ${env} $<TARGET_FILE:${name}>)
+  if(folder STREQUAL "conformance")
+    set_tests_properties(${fsdp_test_prefix}${name} PROPERTIES
+      FIXTURES_SETUP ${fsdp_test_prefix}conformance FIXTURES_REQUIRED ${fsdp_test_prefix}conformance_new)
+  endif()
   set_tests_properties(${fsdp_test_prefix}${name} PROPERTIES SKIP_RETURN_CODE 77)
   fsdp_test_properties(${fsdp_test_prefix}${name} ${source} ${folder} ${room})
 endfunction()
@@ -92,6 +101,23 @@ if(TARGET fsdp_part_cmocka)
   endforeach()
 else()
   message(WARNING "cmocka was not found: no tests in C are built (Debian: apt install libcmocka-dev)")
+endif()
+
+# The conformance tests record what they showed in a folder that is emptied first; the table of all
+# rows is the last of them, and fails when a row that must run did not.
+if(TARGET fsdp_part_cmocka AND "conformance" IN_LIST fsdp_test_folders)
+  add_executable(conformance_table tests/conformance/table/conformance_table.c)
+  target_link_libraries(conformance_table PRIVATE fsdp_flags)
+  set_target_properties(conformance_table PROPERTIES
+    RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests/conformance)
+  add_test(NAME ${fsdp_test_prefix}conformance_new COMMAND ${CMAKE_COMMAND}
+    -DFOLDER=${fsdp_conformance} -P ${PROJECT_SOURCE_DIR}/cmake/empty_folder.cmake)
+  set_tests_properties(${fsdp_test_prefix}conformance_new PROPERTIES LABELS conformance
+    FIXTURES_SETUP ${fsdp_test_prefix}conformance_new)
+  add_test(NAME ${fsdp_test_prefix}conformance_table
+    COMMAND conformance_table ${fsdp_conformance})
+  set_tests_properties(${fsdp_test_prefix}conformance_table PROPERTIES LABELS conformance
+    FIXTURES_REQUIRED ${fsdp_test_prefix}conformance)
 endif()
 
 # Tests of the program, in bash, with FSDP naming it.

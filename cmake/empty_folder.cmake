@@ -1,0 +1,3 @@
+# Makes FOLDER an empty folder: cmake -DFOLDER=... -P empty_folder.cmake
+file(REMOVE_RECURSE ${FOLDER})
+file(MAKE_DIRECTORY ${FOLDER})

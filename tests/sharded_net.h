@@ -95,6 +95,7 @@ typedef struct net_run {
     int prefetch, private_gather, dim1;
     fsdp_dtype param_dtype, reduce_dtype; /* 0 (f32) stands for none */
     int micro, sync;                      /* microbatches a step (0: 1); reduce each of them */
+    int group_only;                       /* all but the last inside the shard group only */
     int frozen;                           /* blocks[0] and the head's bias need no gradient */
     int whole;                            /* one unit for all */
     int sgd;
@@ -207,6 +208,8 @@ static inline fsdp_status net_step(net_run *r, net *n, fsdp_optimizer *o, int st
         FSDP_TRY(net_batch(r, step, fsdp_rank() * mine + k * each, each, &x, &y));
         if (r->mesh != NET_PLAIN)
             FSDP_TRY(fsdp_set_requires_gradient_sync(&n->base, r->sync || k == micro - 1, 1));
+        if (r->group_only)
+            FSDP_TRY(fsdp_set_requires_all_reduce(&n->base, k == micro - 1, 1));
         fsdp_tensor *l = fsdp_scale(fsdp_call2(&n->base, x, y), 1.0 / micro);
         FSDP_TRY(fsdp_backward(l));
         loss += fsdp_item(l);

@@ -11,7 +11,8 @@
  *
  * Our own collectives sum in fp32 and divide that sum before it is stored, so nothing overflows in
  * them and `before` is a factor of the sum too; a collective of the user's gets inputs that are
- * divided already. One rank divides exactly once, by F.
+ * divided already. With force sum our collectives do not scale at all. One rank divides exactly
+ * once, by F.
  */
 #include <math.h>
 
@@ -32,5 +33,7 @@ fsdp__division fsdp__unit_division(const fsdp__unit *u)
     fsdp_dtype t = FSDP_F32;
     for (int i = u->n_params - 1; i >= 0; i--)
         if (u->params[i].param->requires_grad) t = u->params[i].grad->dtype;
-    return fsdp__divide_rule(t, u->S * u->R, u->divide, u->force_sum);
+    fsdp__division d = fsdp__divide_rule(t, u->S * u->R, u->divide, u->force_sum);
+    if (u->force_sum) return (fsdp__division){1.0, d.before * d.after, d.inside};
+    return d;
 }

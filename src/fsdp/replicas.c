@@ -27,7 +27,7 @@ bool fsdp__unit_uses_sums(const fsdp__unit *u)
 {
     if (u->sums) return true;
     if (u->S > 1 && u->R > 1) return true;
-    return u->S * u->R > 1 && u->force_sum;
+    return u->S * u->R > 1 && (u->force_sum || (u->S > 1 && fsdp__unit_division(u).after != 1.0));
 }
 
 static fsdp_dtype sum_dtype(const fsdp__unit *u)

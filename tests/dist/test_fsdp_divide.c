@@ -68,7 +68,7 @@ typedef struct setting {
     int scaled;                    /* whether a collective scales */
 } setting;
 
-static fsdp_status check_grad(fsdp_module *m, double want)
+static fsdp_status check_grad(fsdp_module *m, double want, int halves)
 {
     fsdp_scope *scope = fsdp_scope_begin();
     fsdp_tensor *g = fsdp_grad(fsdp_param_tensor(fsdp_module_param(m, "weight")));
@@ -79,7 +79,8 @@ static fsdp_status check_grad(fsdp_module *m, double want)
         fsdp_tensor *full = g ? fsdp_dtensor_full(g) : NULL;
         EXPECT(full && fsdp_to_doubles(full, v) == FSDP_OK);
         for (int64_t i = 0; i < fsdp_numel(full); i++)
-            if (fabs(v[i] - want) > 1e-6 * fabs(want))
+            /* Replicas without shards sum in place, so their result is a half. */
+            if (fabs(v[i] - want) > (halves ? 1e-3 : 1e-6) * fabs(want))
                 return fsdp__fail(FSDP_INTERNAL, "%s: gradient %.9g; expected %.9g",
                                   fsdp_module_name(m), v[i], want);
     }
@@ -137,9 +138,9 @@ static fsdp_status probe_rank(void *arg)
                                                                NULL, NULL))) == FSDP_OK);
         fsdp_scope_end(scope);
     }
-    EXPECT(check_grad(p->a, s->want_a) == FSDP_OK);
-    EXPECT(check_grad(p->b, s->want_b) == FSDP_OK);
-    EXPECT(check_grad(p->c, s->want_c) == FSDP_OK);
+    EXPECT(check_grad(p->a, s->want_a, s->halves) == FSDP_OK);
+    EXPECT(check_grad(p->b, s->want_b, s->halves) == FSDP_OK);
+    EXPECT(check_grad(p->c, s->want_c, s->halves) == FSDP_OK);
     int64_t scaled = fsdp_comm_count_total(FSDP_LANE_REDUCE, FSDP_REDUCE_SCATTER).scaled +
                      fsdp_comm_count_total(FSDP_LANE_REPLICATE, FSDP_ALL_REDUCE).scaled;
     EXPECT((scaled > 0) == s->scaled);

@@ -273,6 +273,59 @@ done:
     return s;
 }
 
+/* The end of the flow map that begins at p, behind its brace; NULL if it has none. Braces inside
+ * quotes are text; maps do not nest. */
+static const char *map_end(const char *p)
+{
+    char quote = 0;
+    for (p++; *p; p++) {
+        if (quote && *p == '\\' && quote == '"' && p[1])
+            p++;
+        else if (quote)
+            quote = *p == quote ? 0 : quote;
+        else if (*p == '"' || *p == '\'')
+            quote = *p;
+        else if (*p == '{')
+            return NULL;
+        else if (*p == '}')
+            return p + 1;
+    }
+    return NULL;
+}
+
+/* A list of maps as text: "{a: 1}, {a: 2}", with or without brackets around it. *good says whether
+ * it is one. */
+static fsdp_status set_maps_text(fsdp__strings *field, const char *text, bool *good)
+{
+    fsdp_status s = FSDP_OK;
+    char **items = NULL;
+    int64_t n = 0, cap = 0;
+    const char *p = text + strspn(text, " ");
+    bool bracket = *p == '[', more = true;
+    if (bracket) p += 1 + strspn(p + 1, " ");
+    *good = false;
+    if ((!bracket && !*p) || (bracket && *p == ']')) more = false;
+    while (more) {
+        const char *end = *p == '{' ? map_end(p) : NULL;
+        if (!end) goto done;
+        FSDP_GO(FSDP__GROW(items, cap, n + 1, "a list option"));
+        if (!(items[n] = fsdp__strndup(p, (size_t)(end - p)))) FSDP_GO(fsdp_error());
+        n++;
+        p = end + strspn(end, " ");
+        more = *p == ',';
+        if (more) p += 1 + strspn(p + 1, " ");
+    }
+    if (bracket && *p++ != ']') goto done;
+    if (p[strspn(p, " ")]) goto done;
+    *good = true;
+    s = set_strings(field, (const char *const *)items, n);
+done:
+    for (int64_t i = 0; i < n; i++)
+        free(items[i]);
+    free(items);
+    return s;
+}
+
 static fsdp_status set_value(const target *t)
 {
     void *field = fsdp__option_field(t->section, t->row);
@@ -289,7 +342,7 @@ static fsdp_status set_value(const target *t)
             *(char **)field = NULL;
             return FSDP_OK;
         }
-        if (t->row->type == FSDP__OPT_STRINGS) {
+        if (t->row->type == FSDP__OPT_STRINGS || t->row->type == FSDP__OPT_MAPS) {
             free_strings(field);
             return FSDP_OK;
         }
@@ -326,6 +379,9 @@ static fsdp_status set_value(const target *t)
     }
     case FSDP__OPT_STRINGS:
         return set_strings_text(field, text);
+    case FSDP__OPT_MAPS:
+        FSDP_TRY(set_maps_text(field, text, &truth));
+        return truth ? FSDP_OK : refuse(t);
     }
     return fsdp__fail(FSDP_INTERNAL, "option %s has type %d", t->row->name, (int)t->row->type);
 }
@@ -346,7 +402,18 @@ fsdp_status fsdp__options_set_list(const fsdp__options *o, const char *name,
     target t = {.value = "a list", .place = place};
     t.row = find(o, name, &t.section);
     if (!t.row) return unknown(o, name, place);
-    if (t.row->type != FSDP__OPT_STRINGS) return refuse(&t);
+    if (t.row->type != FSDP__OPT_STRINGS && (t.row->type != FSDP__OPT_MAPS || n > 0))
+        return refuse(&t);
+    return set_strings(fsdp__option_field(t.section, t.row), items, n);
+}
+
+fsdp_status fsdp__options_set_maps(const fsdp__options *o, const char *name,
+                                   const char *const *items, int64_t n, const char *place)
+{
+    target t = {.value = "a list of maps", .place = place};
+    t.row = find(o, name, &t.section);
+    if (!t.row) return unknown(o, name, place);
+    if (t.row->type != FSDP__OPT_MAPS) return refuse(&t);
     return set_strings(fsdp__option_field(t.section, t.row), items, n);
 }
 
@@ -372,6 +439,7 @@ static void clear(const fsdp__section *s, const fsdp__option *row)
         *(char **)field = NULL;
         break;
     case FSDP__OPT_STRINGS:
+    case FSDP__OPT_MAPS:
         *(fsdp__strings *)field = (fsdp__strings){0};
         break;
     }
@@ -400,7 +468,7 @@ void fsdp__options_free(const fsdp__options *o)
             if (row->type == FSDP__OPT_STRING) {
                 free(*(char **)field);
                 *(char **)field = NULL;
-            } else if (row->type == FSDP__OPT_STRINGS) {
+            } else if (row->type == FSDP__OPT_STRINGS || row->type == FSDP__OPT_MAPS) {
                 free_strings(field);
             }
         }

@@ -18,13 +18,14 @@
 #include "fsdp/status.h"
 
 typedef enum fsdp__option_type {
-    FSDP__OPT_BOOL,   /* bool */
-    FSDP__OPT_INT,    /* int64_t */
-    FSDP__OPT_FLOAT,  /* double */
-    FSDP__OPT_STRING, /* char *, NULL when unset */
-    FSDP__OPT_ENUM,   /* int: index into the words of `choices` */
-    FSDP__OPT_BYTES,  /* int64_t, accepts 512MiB, 2GB, 0 */
-    FSDP__OPT_STRINGS /* fsdp__strings */
+    FSDP__OPT_BOOL,    /* bool */
+    FSDP__OPT_INT,     /* int64_t */
+    FSDP__OPT_FLOAT,   /* double */
+    FSDP__OPT_STRING,  /* char *, NULL when unset */
+    FSDP__OPT_ENUM,    /* int: index into the words of `choices` */
+    FSDP__OPT_BYTES,   /* int64_t, accepts 512MiB, 2GB, 0 */
+    FSDP__OPT_STRINGS, /* fsdp__strings */
+    FSDP__OPT_MAPS     /* fsdp__strings, each a flow map of YAML: "{name: value, ...}" */
 } fsdp__option_type;
 
 typedef struct fsdp__strings {
@@ -33,20 +34,20 @@ typedef struct fsdp__strings {
 } fsdp__strings;
 
 typedef struct fsdp__option {
-    const char *name;    /* "seq_len" */
+    const char *name; /* "seq_len" */
     fsdp__option_type type;
     size_t offset;       /* in the section's struct */
     const char *initial; /* default as text; NULL: unset */
     double min, max;     /* for numbers; min > max: no range */
-    const char *choices; /* for enums: "a|b|c" */
+    const char *choices; /* for enums: "a|b|c"; for maps: the names that one may have */
     const char *help;    /* one or two sentences, units included */
 } fsdp__option;
 
 typedef struct fsdp__section {
-    const char *name;          /* "training" */
+    const char *name; /* "training" */
     const char *help;
-    const fsdp__option *rows;  /* ends with name == NULL */
-    void *target;              /* the struct that the offsets are of */
+    const fsdp__option *rows; /* ends with name == NULL */
+    void *target;             /* the struct that the offsets are of */
 } fsdp__section;
 
 /* Fields that this program knows from elsewhere and does not offer yet:
@@ -57,7 +58,7 @@ typedef struct fsdp__unavailable {
 } fsdp__unavailable;
 
 typedef struct fsdp__options {
-    const fsdp__section *sections; /* ends with name == NULL */
+    const fsdp__section *sections;        /* ends with name == NULL */
     const fsdp__unavailable *unavailable; /* ends with name == NULL; may be NULL */
 } fsdp__options;
 
@@ -71,6 +72,10 @@ fsdp_status fsdp__options_set(const fsdp__options *o, const char *name, const ch
                               const char *place);
 /* A list value ("[a, b]" given as items). */
 fsdp_status fsdp__options_set_list(const fsdp__options *o, const char *name,
+                                   const char *const *items, int64_t n, const char *place);
+/* A list of maps, each given as "{name: value, ...}". What they hold is checked by who uses them.
+ */
+fsdp_status fsdp__options_set_maps(const fsdp__options *o, const char *name,
                                    const char *const *items, int64_t n, const char *place);
 /* The resolved values as YAML, every section, in table order; help != 0 adds each option's help,
  * type, range and default as comments. */

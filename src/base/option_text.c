@@ -150,12 +150,16 @@ void fsdp__option_value(const fsdp__section *s, const fsdp__option *row, fsdp__s
             fsdp__str_add(out, "null");
         break;
     }
-    case FSDP__OPT_STRINGS: {
+    case FSDP__OPT_STRINGS:
+    case FSDP__OPT_MAPS: {
         const fsdp__strings *list = field;
         fsdp__str_add(out, "[");
         for (int64_t i = 0; i < list->count; i++) {
             if (i) fsdp__str_add(out, ", ");
-            add_text(out, list->items[i]);
+            if (row->type == FSDP__OPT_MAPS)
+                fsdp__str_add(out, list->items[i]); /* is YAML already */
+            else
+                add_text(out, list->items[i]);
         }
         fsdp__str_add(out, "]");
         break;
@@ -218,6 +222,15 @@ void fsdp__option_takes(const fsdp__option *row, fsdp__str *out)
         break;
     case FSDP__OPT_STRINGS:
         fsdp__str_add(out, "a list of texts");
+        break;
+    case FSDP__OPT_MAPS:
+        fsdp__str_add(out, "a list of maps such as {");
+        for (const char *p = row->choices ? row->choices : ""; *p;) {
+            size_t n = strcspn(p, "|");
+            fsdp__str_addf(out, "%s%.*s: ...", p == row->choices ? "" : ", ", (int)n, p);
+            p += n + (p[n] != 0);
+        }
+        fsdp__str_add(out, "}");
         break;
     }
     add_range(out, row);

@@ -12,6 +12,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "ckpt/ckpt_internal.h"
+#include "ckpt/index.h"
 #include "dtensor/dtensor.h"
 #include "format/file.h"
 #include "format/json.h"
@@ -37,11 +38,19 @@ char *fsdp__ckpt_state_name(const fsdp_optimizer *opt, int k, const char *param)
     return fsdp__str_take(&p);
 }
 
+char *fsdp__ckpt_ema_name(const char *param)
+{
+    fsdp__str p = {0};
+    fsdp__str_addf(&p, "ema.%s", param);
+    return fsdp__str_take(&p);
+}
+
 /* ---- one rank's file ----------------------------------------------------------------- */
 
 typedef struct saver {
     fsdp_param_list params;
     fsdp_optimizer *opt;
+    fsdp_ema *ema; /* NULL: none */
     fsdp__st_writer *writer;
     json_t *blocks;
 } saver;
@@ -89,23 +98,32 @@ static fsdp_status write_tensor(saver *v, const char *name, const fsdp_tensor *t
     return fsdp__st_writer_write(v->writer, name, 0, bytes, fsdp_data(t));
 }
 
-/* Declares (or writes) all that this rank writes: the parameters and the optimizer's state. */
+/* One tensor beside parameter p; takes key over. */
+static fsdp_status one_state(saver *v, bool write, char *key, const fsdp_param *p,
+                             const fsdp_tensor *t)
+{
+    if (!key || !t) {
+        free(key);
+        return fsdp_error();
+    }
+    fsdp_status s = write ? write_tensor(v, key, t) : declare(v, key, p, t->dtype);
+    free(key);
+    return s;
+}
+
+/* Declares (or writes) all that this rank writes: parameters, the optimizer's state, averages. */
 static fsdp_status each_tensor(saver *v, bool write)
 {
     for (int64_t i = 0; i < v->params.count; i++) {
         fsdp_param *p = v->params.items[i].param;
         const char *name = v->params.items[i].name;
-        fsdp_tensor *t = fsdp__param_kept(p);
+        fsdp_tensor *t = fsdp__param_kept(p), *average = fsdp_ema_average(v->ema, p);
         if (!is_mine(p, i) || fsdp_numel(t) == 0) continue;
         FSDP_TRY(write ? write_tensor(v, name, t) : declare(v, name, p, t->dtype));
-        for (int k = 0; p->requires_grad && k < fsdp_optimizer_state_count(v->opt); k++) {
-            fsdp_tensor *state = fsdp_optimizer_state(v->opt, p, k);
-            char *key = state ? fsdp__ckpt_state_name(v->opt, k, name) : NULL;
-            if (!key) return fsdp_error();
-            fsdp_status s = write ? write_tensor(v, key, state) : declare(v, key, p, state->dtype);
-            free(key);
-            FSDP_TRY(s);
-        }
+        for (int k = 0; p->requires_grad && k < fsdp_optimizer_state_count(v->opt); k++)
+            FSDP_TRY(one_state(v, write, fsdp__ckpt_state_name(v->opt, k, name), p,
+                               fsdp_optimizer_state(v->opt, p, k)));
+        if (average) FSDP_TRY(one_state(v, write, fsdp__ckpt_ema_name(name), p, average));
     }
     return FSDP_OK;
 }
@@ -113,7 +131,7 @@ static fsdp_status each_tensor(saver *v, bool write)
 static fsdp_status write_file(fsdp_module *model, fsdp_optimizer *opt, const char *path,
                               const fsdp__ckpt_state *state)
 {
-    saver v = {.opt = opt};
+    saver v = {.opt = opt, .ema = state->ema};
     char step[32];
     fsdp__str text = {0};
     fsdp_status s;
@@ -143,21 +161,15 @@ static fsdp_status write_index(const char *dir, const fsdp_optimizer *opt,
                                const fsdp__ckpt_state *state)
 {
     char *path = fsdp__path_join(dir, "checkpoint.json"), name[64];
-    json_t *root = json_object(), *files = json_array(), *states = json_array();
+    json_t *root = json_object(), *files = json_array();
     fsdp_status s = FSDP_OK;
-    if (!path || !root || !files || !states) s = fsdp__fail_memory("a checkpoint", 0);
+    if (!path || !root || !files) s = fsdp__fail_memory("a checkpoint", 0);
     int ranks = fsdp_world_size();
     for (int r = 0; s == FSDP_OK && r < ranks; r++) {
         fsdp__ckpt_file_name(r, ranks, name, sizeof name);
         json_array_append_new(files, json_string(name));
     }
-    for (int k = 0; s == FSDP_OK && k < fsdp_optimizer_state_count(opt); k++)
-        json_array_append_new(states, json_string(fsdp_optimizer_state_name(opt, k)));
-    json_object_set_new(root, "version", json_integer(1));
-    json_object_set_new(root, "step", json_integer(state->step));
-    json_object_set_new(root, "samples", json_integer(state->samples));
-    json_object_set_new(root, "optimizer_steps", json_integer(fsdp_optimizer_step_count(opt)));
-    json_object_set_new(root, "optimizer_states", states);
+    if (s == FSDP_OK) s = fsdp__ckpt_index_put(root, opt, state);
     json_object_set_new(root, "files", files);
     if (s == FSDP_OK) s = fsdp__json_dump(root, 1, path);
     json_decref(root);
@@ -200,6 +212,10 @@ fsdp_status fsdp__ckpt_save(fsdp_module *model, fsdp_optimizer *opt, const char 
                             const fsdp__ckpt_state *state)
 {
     if (fsdp_error()) return fsdp_error();
+    if (fsdp_ema_swapped(state->ema))
+        return fsdp__fail(FSDP_INVALID_STATE,
+                          "a checkpoint while the moving average has the weights' place; call "
+                          "fsdp_ema_swap_out first");
     char *temp = fsdp__ckpt_path(folder, state->step, ".tmp");
     char *file = NULL, name[64];
     fsdp_group *world = fsdp_group_world();

@@ -1,13 +1,14 @@
 /*
  * checkpoint.h - a run's state in a folder, saved by all ranks and loaded by any number of them.
  *
- *     checkpoint/step-500/checkpoint.json             step, samples, files
+ *     checkpoint/step-500/checkpoint.json             step, samples, files (index.c)
  *     checkpoint/step-500/rank-00000-of-00004.safetensors ...
  *
  * Each rank writes what it holds: its part of every parameter under the parameter's own name and
- * the optimizer's state under "optimizer.<state>.<parameter>". __metadata__ has "fsdp.blocks", a
- * JSON object that gives each tensor's global shape and the place of the part in it. Replicas share
- * the work: of R copies of a part, one is written.
+ * the optimizer's state under "optimizer.<state>.<parameter>", a moving average of the weights
+ * under "ema.<parameter>". __metadata__ has "fsdp.blocks", a JSON object that gives each tensor's
+ * global shape and the place of the part in it. Replicas share the work: of R copies of a part, one
+ * is written.
  *
  * A checkpoint is written as step-N.tmp and renamed when every rank's file is on the disk, so a
  * folder step-N is always whole.
@@ -20,8 +21,12 @@
 #include "fsdp/optim.h"
 
 typedef struct fsdp__ckpt_state {
-    int64_t step;    /* optimizer steps that are done */
-    int64_t samples; /* consumed: the sampler's cursor */
+    int64_t step;                    /* optimizer steps that are done */
+    int64_t samples;                 /* consumed: the sampler's cursor */
+    int64_t skipped, skipped_in_row; /* steps whose gradients were not finite; the last of them */
+    /* What else the run has, saved and loaded with the rest; NULL: none. Not owned. */
+    fsdp_ema *ema;
+    fsdp_grad_scaler *scaler;
 } fsdp__ckpt_state;
 
 /* Writes folder/step-N, N = s->step; one that is there already is replaced. Collective. On an error
@@ -32,9 +37,9 @@ fsdp_status fsdp__ckpt_save(fsdp_module *model, fsdp_optimizer *opt, const char 
 /* The newest whole checkpoint of the folder in *step, -1 if there is none (or no folder). */
 fsdp_status fsdp__ckpt_newest(const char *folder, int64_t *step);
 
-/* Fills model and opt from folder/step-N, written by any number of ranks. Every rank calls it; none
- * waits for another. Missing, extra and misshaped tensors are one error with three lists, and then
- * nothing has been changed. */
+/* Fills model, opt and what *s points to from folder/step-N, written by any number of ranks. Every
+ * rank calls it; none waits for another. Missing, extra and misshaped tensors are one error with
+ * three lists, and then nothing has been changed. */
 fsdp_status fsdp__ckpt_load(fsdp_module *model, fsdp_optimizer *opt, const char *folder,
                             int64_t step, fsdp__ckpt_state *s);
 

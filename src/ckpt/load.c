@@ -11,6 +11,7 @@
 #include "base/str.h"
 #include "ckpt/checkpoint.h"
 #include "ckpt/ckpt_internal.h"
+#include "ckpt/index.h"
 #include "format/file.h"
 #include "format/json.h"
 #include "nn/module.h"
@@ -42,7 +43,7 @@ typedef struct loader {
     int64_t n_targets, cap_targets;
     fsdp__str missing, extra, misshaped;
     int64_t n_missing, n_extra, n_misshaped;
-    int64_t optimizer_steps;
+    fsdp__ckpt_index index;
 } loader;
 
 static void loader_free(loader *l)
@@ -148,36 +149,13 @@ static fsdp_status open_files(loader *l, const json_t *files, const char *index)
     return FSDP_OK;
 }
 
-static fsdp_status read_index(loader *l, fsdp_optimizer *opt, fsdp__ckpt_state *state)
+static fsdp_status read_index(loader *l, fsdp_optimizer *opt, const fsdp__ckpt_state *state)
 {
     char *path = fsdp__path_join(l->dir, "checkpoint.json");
     json_t *root = path ? fsdp__json_load(path) : NULL;
-    fsdp__json_at at;
     fsdp_status s = FSDP_OK;
-    int64_t version = 0;
     if (!root) FSDP_GO(fsdp_error());
-    FSDP_GO(fsdp__json_root(root, path, &at));
-    static const char *const needed[] = {"version",         "step",  "samples",
-                                         "optimizer_steps", "files", "optimizer_states"};
-    for (size_t i = 0; i < sizeof needed / sizeof *needed; i++)
-        FSDP_GO(fsdp__json_need(&at, needed[i]));
-    FSDP_GO(fsdp__json_int(&at, "version", &version));
-    FSDP_GO(fsdp__json_int(&at, "step", &state->step));
-    FSDP_GO(fsdp__json_int(&at, "samples", &state->samples));
-    FSDP_GO(fsdp__json_int(&at, "optimizer_steps", &l->optimizer_steps));
-    if (version != 1) FSDP_GO(fsdp__json_fail(FSDP_UNSUPPORTED, &at, "version", "1"));
-    const json_t *states = json_object_get(root, "optimizer_states");
-    size_t n = (size_t)fsdp_optimizer_state_count(opt);
-    bool same = json_array_size(states) == n;
-    for (size_t k = 0; same && k < n; k++) {
-        const char *name = json_string_value(json_array_get(states, k));
-        same = name && strcmp(name, fsdp_optimizer_state_name(opt, (int)k)) == 0;
-    }
-    if (!same)
-        FSDP_GO(fsdp__fail(FSDP_INVALID_DATA,
-                           "%s: it holds the state of another optimizer; set optimizer.name and "
-                           "momentum as they were",
-                           path));
+    FSDP_GO(fsdp__ckpt_index_take(root, path, opt, state, &l->index));
     FSDP_GO(open_files(l, json_object_get(root, "files"), path));
 done:
     json_decref(root);
@@ -202,7 +180,7 @@ static fsdp_status want(loader *l, char *name, fsdp_tensor *t, const fsdp_param 
     return FSDP_OK;
 }
 
-static fsdp_status list_targets(loader *l, fsdp_module *model, fsdp_optimizer *opt)
+static fsdp_status list_targets(loader *l, fsdp_module *model, fsdp_optimizer *opt, fsdp_ema *ema)
 {
     fsdp_param_list params;
     FSDP_TRY(fsdp_module_params(model, &params));
@@ -214,6 +192,9 @@ static fsdp_status list_targets(loader *l, fsdp_module *model, fsdp_optimizer *o
              k++)
             s = want(l, fsdp__ckpt_state_name(opt, k, params.items[i].name),
                      fsdp_optimizer_state(opt, p, k), p);
+        fsdp_tensor *average = fsdp_ema_average(ema, p);
+        if (average && s == FSDP_OK)
+            s = want(l, fsdp__ckpt_ema_name(params.items[i].name), average, p);
     }
     fsdp_param_list_free(&params);
     return s;
@@ -296,12 +277,12 @@ fsdp_status fsdp__ckpt_load(fsdp_module *model, fsdp_optimizer *opt, const char 
     if (!l.dir) FSDP_GO(fsdp_error());
     if (!fsdp__dir_exists(l.dir))
         FSDP_GO(fsdp__fail(FSDP_NOT_FOUND, "%s: there is no such checkpoint", l.dir));
-    FSDP_GO(list_targets(&l, model, opt));
+    FSDP_GO(list_targets(&l, model, opt, state->ema));
     FSDP_GO(read_index(&l, opt, state));
     FSDP_GO(check(&l));
     for (int64_t i = 0; i < l.n_targets; i++)
         FSDP_GO(fill(&l, &l.targets[i]));
-    fsdp_optimizer_set_step_count(opt, l.optimizer_steps);
+    s = fsdp__ckpt_index_apply(&l.index, opt, state);
 done:
     loader_free(&l);
     return s;

@@ -144,6 +144,65 @@ static char *name_of(const walk *w, struct fy_node_pair *p, fsdp__map *seen, con
     return name;
 }
 
+/* A value inside a flow map: as it stands where it was written plain and needs no quotes there. */
+static void add_flow(fsdp__str *out, const char *text, bool plain)
+{
+    if (plain && text[0] && text[strcspn(text, ",{}[]:#\"'&*!|>%@`\\ \t\n")] == 0) {
+        fsdp__str_add(out, text);
+        return;
+    }
+    fsdp__str_add(out, "\"");
+    for (const char *p = text; *p; p++) {
+        if (*p == '\n' || *p == '\t')
+            fsdp__str_add(out, *p == '\n' ? "\\n" : "\\t");
+        else if (*p == '"' || *p == '\\')
+            fsdp__str_addf(out, "\\%c", *p);
+        else
+            fsdp__str_add_n(out, p, 1);
+    }
+    fsdp__str_add(out, "\"");
+}
+
+static bool is_plain(struct fy_node *n)
+{
+    struct fy_token *t = n ? fy_node_get_scalar_token(n) : NULL;
+    return !t || fy_token_scalar_style(t) == FYSS_PLAIN;
+}
+
+/* A map of names to single values, on one line. NULL: error kept. */
+static char *map_text(const walk *w, struct fy_node *n, const char *what)
+{
+    void *it = NULL;
+    struct fy_node_pair *p;
+    fsdp__str out = {0};
+    fsdp__map *seen = fsdp__map_create();
+    fsdp_status s = seen ? FSDP_OK : FSDP_NO_MEMORY;
+    fsdp__str_add(&out, "{");
+    while (s == FSDP_OK && (p = fy_node_mapping_iterate(n, &it))) {
+        struct fy_node *value = fy_node_pair_value(p);
+        char *name = name_of(w, p, seen, what), *text = NULL;
+        if (name && !is_value(value))
+            bad(w, mark_of(value), what, kind(value), "a single value");
+        else if (name)
+            text = text_of(w, value, what);
+        if (text) {
+            fsdp__str_add(&out, out.len > 1 ? ", " : "");
+            add_flow(&out, name, is_plain(fy_node_pair_key(p)));
+            fsdp__str_add(&out, ": ");
+            add_flow(&out, text, is_plain(value));
+        } else {
+            s = fsdp_error();
+        }
+        free(text);
+        free(name);
+    }
+    fsdp__str_add(&out, "}");
+    fsdp__map_free(seen);
+    if (s == FSDP_OK) return fsdp__str_take(&out);
+    fsdp__str_free(&out);
+    return NULL;
+}
+
 /* One value or list of values; what is "section.name". */
 static fsdp_status walk_value(const walk *w, struct fy_node *n, mark m, const char *what,
                               fsdp__yaml_value *v)
@@ -164,13 +223,17 @@ static fsdp_status walk_value(const walk *w, struct fy_node *n, mark m, const ch
         void *it = NULL;
         struct fy_node *e;
         while (s == FSDP_OK && (e = fy_node_sequence_iterate(n, &it))) {
-            if (!is_value(e)) {
-                s = bad(w, mark_of(e), what, kind(e), "single values in a list");
+            bool map = e && !fy_node_is_alias(e) && fy_node_is_mapping(e);
+            if (count == 0) v->maps = map;
+            if ((!map && !is_value(e)) || map != v->maps) {
+                s = bad(w, mark_of(e), what, kind(e),
+                        v->maps ? "maps alone in a list that begins with one"
+                                : "single values in a list");
                 break;
             }
             s = FSDP__GROW(items, cap, count + 1, "items of a list");
             if (s != FSDP_OK) break;
-            items[count] = text_of(w, e, what);
+            items[count] = map ? map_text(w, e, what) : text_of(w, e, what);
             if (items[count])
                 count++;
             else

@@ -129,18 +129,16 @@ fsdp_status fsdp_grad_norm(fsdp_module *m, double p, double *norm)
     return s;
 }
 
-fsdp_status fsdp_clip_grad_norm(fsdp_module *m, double max_norm, double *norm)
+fsdp_status fsdp_clip_grads_with_norm(fsdp_module *m, double max_norm, double norm)
 {
-    double n = 0.0;
+    if (fsdp_error()) return fsdp_error();
     if (!(max_norm >= 0.0))
         return fsdp__fail(FSDP_INVALID_ARGUMENT, "clipping at %g; expected 0 or more", max_norm);
-    FSDP_TRY(fsdp_grad_norm(m, 2.0, &n));
-    if (norm) *norm = n;
-    if (!isfinite(n))
+    if (!isfinite(norm))
         return fsdp__fail(FSDP_NON_FINITE,
                           "the gradient norm is %g; no gradient was scaled and no weight changed",
-                          n);
-    double f = max_norm / (n + 1e-6);
+                          norm);
+    double f = max_norm / (norm + 1e-6);
     if (f >= 1.0) return FSDP_OK;
     fsdp_param_list l;
     FSDP_TRY(fsdp_module_params(m, &l));
@@ -152,4 +150,14 @@ fsdp_status fsdp_clip_grad_norm(fsdp_module *m, double max_norm, double *norm)
     }
     fsdp_param_list_free(&l);
     return FSDP_OK;
+}
+
+fsdp_status fsdp_clip_grad_norm(fsdp_module *m, double max_norm, double *norm)
+{
+    double n = 0.0;
+    if (!(max_norm >= 0.0))
+        return fsdp__fail(FSDP_INVALID_ARGUMENT, "clipping at %g; expected 0 or more", max_norm);
+    FSDP_TRY(fsdp_grad_norm(m, 2.0, &n));
+    if (norm) *norm = n;
+    return fsdp_clip_grads_with_norm(m, max_norm, n);
 }

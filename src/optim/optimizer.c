@@ -5,8 +5,6 @@
  * the first step that needs them. Both rules are elementwise, so the cut
  * changes no bit.
  */
-#include "fsdp/optim.h"
-
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,24 +13,8 @@
 #include "base/memory.h"
 #include "dtensor/dtensor.h"
 #include "nn/module.h"
+#include "optim/optim_internal.h"
 #include "tensor/kernels.h"
-
-enum { MAX_STATES = 2 };
-
-typedef struct slot {
-    fsdp_param *param; /* own reference */
-    fsdp_tensor *state[MAX_STATES];
-} slot;
-
-struct fsdp_optimizer {
-    bool adamw;
-    fsdp_adamw_options a;
-    fsdp_sgd_options s;
-    double lr;
-    int64_t steps;
-    slot *slots;
-    int64_t n;
-};
 
 fsdp_adamw_options fsdp_adamw_defaults(void)
 {
@@ -55,7 +37,7 @@ static fsdp_optimizer *create(fsdp_module *m)
     if (!o->slots) goto fail;
     for (int64_t i = 0; i < l.count; i++)
         if (l.items[i].param->requires_grad)
-            o->slots[o->n++].param = fsdp_param_retain(l.items[i].param);
+            o->slots[o->n++] = (fsdp__opt_slot){fsdp_param_retain(l.items[i].param), {0}, -1};
     fsdp_param_list_free(&l);
     if (o->n == 0) {
         fsdp__fail(FSDP_INVALID_ARGUMENT, "an optimizer for a module without trainable parameters");
@@ -109,10 +91,11 @@ void fsdp_optimizer_free(fsdp_optimizer *o)
 {
     if (!o) return;
     for (int64_t i = 0; i < o->n; i++) {
-        for (int k = 0; k < MAX_STATES; k++)
+        for (int k = 0; k < FSDP__MAX_STATES; k++)
             fsdp_release(o->slots[i].state[k]);
         fsdp_param_release(o->slots[i].param);
     }
+    fsdp__opt_groups_free(o);
     free(o->slots);
     free(o);
 }
@@ -131,7 +114,7 @@ const char *fsdp_optimizer_state_name(const fsdp_optimizer *o, int k)
     return !o->adamw ? "momentum_buffer" : k == 0 ? "exp_avg" : "exp_avg_sq";
 }
 
-static fsdp_tensor *make_state(slot *s, int k)
+static fsdp_tensor *make_state(fsdp__opt_slot *s, int k)
 {
     if (s->state[k]) return s->state[k];
     fsdp_tensor *t = fsdp__param_kept(s->param);
@@ -163,10 +146,10 @@ fsdp_tensor *fsdp_optimizer_state(fsdp_optimizer *o, fsdp_param *p, int k)
 static fsdp_status check_slots(const fsdp_optimizer *o)
 {
     for (int64_t i = 0; i < o->n; i++) {
-        const slot *s = &o->slots[i];
+        const fsdp__opt_slot *s = &o->slots[i];
         fsdp_tensor *t = fsdp__param_kept(s->param);
         FSDP_TRY(fsdp__tensor_readable(t, "optimizer step"));
-        for (int k = 0; k < MAX_STATES; k++)
+        for (int k = 0; k < FSDP__MAX_STATES; k++)
             if (s->state[k] && !fsdp__same_sizes(s->state[k], t))
                 return fsdp__fail(FSDP_INVALID_STATE,
                                   "the optimizer was made before %s was sharded; make it after "
@@ -176,17 +159,19 @@ static fsdp_status check_slots(const fsdp_optimizer *o)
     return FSDP_OK;
 }
 
-static fsdp_status update(fsdp_optimizer *o, slot *s, int64_t step)
+static fsdp_status update(fsdp_optimizer *o, fsdp__opt_slot *s, int64_t step)
 {
-    fsdp_tensor *p = fsdp__param_kept(s->param), *g = fsdp_grad(p), *state[MAX_STATES] = {0};
+    fsdp_tensor *p = fsdp__param_kept(s->param), *g = fsdp_grad(p), *state[FSDP__MAX_STATES] = {0};
     for (int k = 0; k < fsdp_optimizer_state_count(o); k++)
         if (!(state[k] = make_state(s, k))) return fsdp_error();
+    fsdp_group_options set = fsdp__opt_settings(o, s);
+    double lr = o->lr * set.lr_factor;
     if (o->adamw) {
-        fsdp__adamw a = {o->lr, o->a.beta1, o->a.beta2, o->a.eps, o->a.weight_decay, 1.0, step};
+        fsdp__adamw a = {lr, set.beta1, set.beta2, set.eps, set.weight_decay, 1.0, step};
         fsdp__k_adamw(&a, fsdp_data(p), fsdp_data(state[0]), fsdp_data(state[1]), p->dtype,
                       fsdp_data(g), g->dtype, fsdp_numel(p));
     } else {
-        fsdp__sgd r = {o->lr, o->s.momentum, o->s.weight_decay, 1.0, o->s.nesterov, step};
+        fsdp__sgd r = {lr, set.momentum, set.weight_decay, 1.0, o->s.nesterov, step};
         fsdp__k_sgd(&r, fsdp_data(p), fsdp_data(state[0]), p->dtype, fsdp_data(g), g->dtype,
                     fsdp_numel(p));
     }

@@ -13,6 +13,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "format/yaml.h"
+#include "train/groups.h"
 
 #define BIG 1e18 /* no upper bound */
 #define ROW(sec, field, type, initial, lo, hi, choices, help)                                      \
@@ -81,8 +82,15 @@ static const fsdp__option optimizer_rows[] = {
     FLOAT_(optimizer, beta1, "0.9", 0, 0.999999999, "Decay of the first moment (AdamW)."),
     FLOAT_(optimizer, beta2, "0.95", 0, 0.999999999, "Decay of the second moment (AdamW)."),
     FLOAT_(optimizer, eps, "1e-8", 0, BIG, "Added to the root of the second moment (AdamW)."),
-    FLOAT_(optimizer, weight_decay, "0.1", 0, BIG, "Applied to all parameters alike."),
+    FLOAT_(optimizer, weight_decay, "0.1", 0, BIG,
+           "Applied to all parameters alike, but for those of param_groups."),
     FLOAT_(optimizer, momentum, "0", 0, BIG, "Momentum (SGD)."),
+    ROW(optimizer, param_groups, FSDP__OPT_MAPS, "[]", 1, 0,
+        "pattern|lr|lr_factor|weight_decay|beta1|beta2|eps|momentum",
+        "Other settings for the parameters whose whole name a pattern takes: * any characters, ? "
+        "one, a|b either of two. A parameter belongs to the first group that takes it; lr_factor "
+        "is times lr, and the schedule moves both alike. A pattern that takes nothing is an "
+        "error."),
     END};
 
 static const fsdp__option lr_rows[] = {
@@ -292,6 +300,8 @@ static fsdp_status take_yaml(void *arg, const fsdp__yaml_value *v)
     fsdp_status s;
     if (name.failed)
         s = fsdp__fail_memory("the name of an option", 0);
+    else if (!v->text && v->maps)
+        s = fsdp__options_set_maps(&c->options, name.p, v->items, v->n, v->place);
     else if (!v->text)
         s = fsdp__options_set_list(&c->options, name.p, v->items, v->n, v->place);
     else
@@ -407,6 +417,7 @@ fsdp_status fsdp__train_config_resolve(fsdp__train_config *c, int ranks)
         return fsdp__fail(
             FSDP_INVALID_CONFIG,
             "data.dir is not set; expected the folder that `fsdp prepare --out` made");
+    FSDP_TRY(fsdp__train_groups_check(c));
     if (!c->checkpoint.folder || !*c->checkpoint.folder || strchr(c->checkpoint.folder, '/'))
         return fsdp__fail(FSDP_INVALID_CONFIG,
                           "checkpoint.folder is '%s'; expected the name of a folder, without /",

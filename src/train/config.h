@@ -42,6 +42,7 @@ typedef struct fsdp__train_config {
     struct {
         int name; /* 0 AdamW, 1 SGD */
         double lr, beta1, beta2, eps, weight_decay, momentum;
+        fsdp__strings param_groups; /* maps */
     } optimizer;
     struct {
         int64_t warmup_steps, total_steps;

@@ -29,6 +29,7 @@
 #include "fsdp/shard.h"
 #include "hf/folder.h"
 #include "train/bytes.h"
+#include "train/groups.h"
 #include "train/inputs.h"
 #include "train/metrics.h"
 #include "train/run_folder.h"
@@ -199,6 +200,8 @@ static fsdp_status make_optimizer(trainer *t)
         fsdp_sgd_options o = {c->optimizer.lr, c->optimizer.momentum, c->optimizer.weight_decay, 0};
         t->opt = fsdp_sgd(t->model, &o);
     }
+    if (!t->opt) return fsdp_error();
+    FSDP_TRY(fsdp__train_groups_add(c, t->opt, &t->metrics));
     if (c->lr_scheduler.warmup_steps > c->lr_scheduler.total_steps)
         fsdp__say(&t->metrics,
                   "lr_scheduler.warmup_steps %lld is longer than the schedule of %lld "
@@ -207,7 +210,7 @@ static fsdp_status make_optimizer(trainer *t)
     t->schedule = (fsdp_schedule){
         c->lr_scheduler.warmup_steps, c->lr_scheduler.total_steps, c->lr_scheduler.decay_ratio,
         (fsdp_decay)c->lr_scheduler.decay_type, c->lr_scheduler.min_lr_factor};
-    return t->opt ? FSDP_OK : fsdp_error();
+    return FSDP_OK;
 }
 
 /* Weights: of a checkpoint, of a folder, or new ones. */
@@ -414,7 +417,7 @@ static fsdp_status validate(trainer *t)
 static fsdp_status save(trainer *t)
 {
     double begin = fsdp__now();
-    fsdp__ckpt_state s = {t->step, t->samples};
+    fsdp__ckpt_state s = {.step = t->step, .samples = t->samples};
     FSDP_TRY(fsdp__ckpt_save(t->model, t->opt, t->folder.checkpoints, &s));
     if (t->rank == 0)
         FSDP_TRY(fsdp__ckpt_prune(t->folder.checkpoints, t->c->checkpoint.keep_latest_k));

@@ -117,7 +117,7 @@ static fsdp_status work(void *arg)
     fsdp_sgd_options sgd = {0.1, 0.9, 0.0, 0};
     fsdp_module *m = make_model(j, &dim);
     fsdp_optimizer *o = j->momentum ? fsdp_sgd(m, &sgd) : fsdp_adamw(m, NULL);
-    fsdp__ckpt_state s = {12, 345};
+    fsdp__ckpt_state s = {.step = 12, .samples = 345};
     fsdp_status st = o ? set_states(m, o, 3.0) : fsdp_error();
     fsdp_optimizer_set_step_count(o, 11);
     if (st == FSDP_OK && j->save) st = fsdp__ckpt_save(m, o, j->folder, &s);

@@ -25,7 +25,7 @@ typedef struct training {
     char *name, *path;
     int mode;
     int64_t limit;
-    fsdp__strings fqns;
+    fsdp__strings fqns, groups;
 } training;
 
 typedef struct metrics {
@@ -46,6 +46,7 @@ static const fsdp__option training_rows[] = {
     {"mode", FSDP__OPT_ENUM, AT(mode), "full", 1, 0, "none|full|selective", "Recompute."},
     {"limit", FSDP__OPT_BYTES, AT(limit), "512MiB", 0, 1e18, NULL, "Bytes of a rank."},
     {"fqns", FSDP__OPT_STRINGS, AT(fqns), "a, b", 1, 0, NULL, "Modules."},
+    {"groups", FSDP__OPT_MAPS, AT(groups), "[]", 1, 0, "pattern|lr", "Groups."},
     {0},
 };
 static const fsdp__option metrics_rows[] = {
@@ -238,6 +239,46 @@ static void lists(void **state)
     fsdp_error_clear();
 }
 
+static void maps(void **state)
+{
+    (void)state;
+    const char *const items[] = {"{pattern: a}", "{pattern: \"b}\", lr: 1}"};
+    assert_int_equal(fsdp__options_set_maps(&all, "training.groups", items, 2, "f"), FSDP_OK);
+    assert_int_equal(train.groups.count, 2);
+    set("training.groups", "[{pattern: \"a}\\\"{\"}, {pattern: 'b}'}]");
+    assert_int_equal(train.groups.count, 2);
+    assert_string_equal(train.groups.items[0], "{pattern: \"a}\\\"{\"}");
+    assert_string_equal(train.groups.items[1], "{pattern: 'b}'}");
+    set("training.groups", "{pattern: a, lr: 1}");
+    assert_int_equal(train.groups.count, 1);
+    fsdp__str s = {0};
+    assert_int_equal(fsdp__options_get(&all, "training.groups", &s), FSDP_OK);
+    assert_string_equal(fsdp__str_get(&s), "[{pattern: a, lr: 1}]");
+    fsdp__str_free(&s);
+    static const char *const bad[] = {"a",           "{a: 1",    "[{a: 1}",
+                                      "{a: {b: 1}}", "{a: 1} x", "{a: 1},"};
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        assert_int_equal(fsdp__options_set(&all, "training.groups", bad[i], "f"),
+                         FSDP_INVALID_CONFIG);
+        assert_non_null(
+            strstr(fsdp_error_text(), "a list of maps such as {pattern: ..., lr: ...}"));
+        fsdp_error_clear();
+    }
+    assert_int_equal(train.groups.count, 1); /* as it was */
+    set("training.groups", "[]");
+    assert_int_equal(train.groups.count, 0);
+    set("training.groups", "{}");
+    set("training.groups", NULL);
+    assert_int_equal(train.groups.count, 0);
+    assert_int_equal(fsdp__options_set_maps(&all, "training.fqns", items, 1, "f"),
+                     FSDP_INVALID_CONFIG);
+    fsdp_error_clear();
+    assert_int_equal(fsdp__options_set_list(&all, "training.groups", items, 1, "f"),
+                     FSDP_INVALID_CONFIG);
+    fsdp_error_clear();
+    assert_int_equal(fsdp__options_set_list(&all, "training.groups", NULL, 0, "f"), FSDP_OK);
+}
+
 static void get_is(const char *name, const char *expected)
 {
     fsdp__str s = {0};
@@ -312,6 +353,7 @@ static void texts_name_every_option(void **state)
                                               "  mode: full\n"
                                               "  limit: 512MiB\n"
                                               "  fqns: [a, b]\n"
+                                              "  groups: []\n"
                                               "metrics:\n"
                                               "  log_freq: 10\n");
     assert_non_null(strstr(yaml.p, "# How long and how fast.\ntraining:\n"));
@@ -341,6 +383,7 @@ int main(void)
         TEST(wrong_values_are_refused),
         TEST(unknown_names_get_the_nearest),
         TEST(lists),
+        TEST(maps),
         TEST(values_are_written_as_yaml),
         TEST(numbers_do_not_follow_the_locale),
         TEST(texts_name_every_option),

@@ -82,6 +82,20 @@ static void test_values(void **state)
            "comm.n=-1 @c.yaml:15:22\n");
 }
 
+static void test_maps(void **state)
+{
+    (void)state;
+    expect("a:\n"
+           "  b:\n"
+           "    - pattern: '*norm*'\n"
+           "      decay: 0\n"
+           "    - {pattern: x.y, lr: 1e-3, 'odd: name': \"a\\\"b\"}\n"
+           "  c: [{}]\n",
+           "a.b=[{pattern: \"*norm*\", decay: 0}|"
+           "{pattern: x.y, lr: 1e-3, \"odd: name\": \"a\\\"b\"}] @c.yaml:3:7\n"
+           "a.c=[{}] @c.yaml:6:3\n");
+}
+
 static void test_empty(void **state)
 {
     (void)state;
@@ -109,7 +123,10 @@ static const bad table[] = {
     {"hello\n", "c.yaml:1:1", "found a single value, expected sections"},
     {"a:\n  b:\n    c: 1\n", "c.yaml:3:5: a.b", "found a map of names to values"},
     {"a:\n  b: [1, [2]]\n", "c.yaml:2:11: a.b", "found a list, expected single values"},
-    {"a:\n  b:\n  - c: 1\n", "c.yaml:3:5: a.b", "found a map"},
+    {"a:\n  b:\n  - x\n  - c: 1\n", "c.yaml:4:5: a.b", "found a map"},
+    {"a:\n  b:\n  - c: 1\n  - x\n", "c.yaml:4:5: a.b", "found a single value, expected maps"},
+    {"a:\n  b:\n  - c: [1]\n", "c.yaml:3:9: a.b", "found a list, expected a single value"},
+    {"a:\n  b:\n  - c: 1\n    c: 2\n", "c.yaml:4:5: a.b", "'c' a second time"},
     {"a:\n  b: 1\n  c: 2\n  b: 3\n", "c.yaml:4:3: a", "'b' a second time, first in line 2"},
     {"a:\n  b: 1\nc:\n  d: 1\na:\n  e: 1\n", "c.yaml:5:1", "'a' a second time, first in line 1"},
     {"a:\n  b: &x 1\n  c: *x\n", "c.yaml:3:6: a.c", "found an alias"},
@@ -188,7 +205,8 @@ static void test_load(void **state)
 int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup(f, start)
-    const struct CMUnitTest tests[] = {TEST(test_values), TEST(test_empty), TEST(test_bad),
+    const struct CMUnitTest tests[] = {TEST(test_values),        TEST(test_maps),
+                                       TEST(test_empty),         TEST(test_bad),
                                        TEST(test_callback_ends), TEST(test_load)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -64,6 +64,30 @@ static void defaults_are_torchtitans(void **state)
     assert_int_equal(c.metrics.log_freq, 10);
 }
 
+static void group_is(const char *maps, const char *text)
+{
+    fsdp_status s = fsdp__options_set(&c.options, "optimizer.param_groups", maps, "--x");
+    if (s == FSDP_OK) s = fsdp__train_config_resolve(&c, 1);
+    if (!text && s != FSDP_OK) fail_msg("%s: %s", maps, fsdp_error_text());
+    if (text) refused(s, text);
+}
+
+static void param_groups_are_checked(void **state)
+{
+    (void)state;
+    basic();
+    group_is("[{pattern: \"*norm*\", weight_decay: 0}, {pattern: \"*.bias\", lr: 1e-3}]", NULL);
+    group_is("{weight_decay: 0}", "optimizer.param_groups[0]: no pattern");
+    group_is("{patern: x}", "unknown option group.patern; did you mean group.pattern?");
+    group_is("{pattern: x}, {pattern: y, beta1: 1.5}",
+             "optimizer.param_groups[1]: group.beta1 is '1.5'; expected a number from 0.0 to");
+    group_is("{pattern: x, lr: 1, lr_factor: 1}", "both lr and lr_factor");
+    group_is("{pattern: [x]}", "is a list; expected a single value");
+    group_is("{pattern: x, lr: fast}", "group.lr is 'fast'");
+    assert_int_equal(words("--optimizer.lr", "0"), FSDP_OK);
+    group_is("{pattern: x, lr: 1}", "expected optimizer.lr above 0");
+}
+
 static void words_set_options(void **state)
 {
     (void)state;
@@ -196,10 +220,15 @@ static void a_model_must_be_chosen(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(defaults_are_torchtitans),  TEST(words_set_options),
-        TEST(wrong_words_are_named),     TEST(degrees_multiply_to_the_ranks),
-        TEST(what_follows_is_filled_in), TEST(differences_name_the_options),
-        TEST(flavors_have_their_sizes),  TEST(a_model_must_be_chosen),
+        TEST(defaults_are_torchtitans),
+        TEST(param_groups_are_checked),
+        TEST(words_set_options),
+        TEST(wrong_words_are_named),
+        TEST(degrees_multiply_to_the_ranks),
+        TEST(what_follows_is_filled_in),
+        TEST(differences_name_the_options),
+        TEST(flavors_have_their_sizes),
+        TEST(a_model_must_be_chosen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,171 @@
+/*
+ * index.c - settings and counters in checkpoint.json.
+ *
+ *     "version": 1, "step": 500, "samples": 4000, "optimizer_steps": 499,
+ *     "optimizer_states": ["exp_avg", "exp_avg_sq"], "param_groups": [{"pattern": "*norm*", ...}],
+ *     "skipped": 1, "skipped_in_row": 0, "ema": {"updates": 499},
+ *     "grad_scaler": {"scale": 65536.0, "growth_tracker": 12}
+ */
+#include "ckpt/index.h"
+
+#include <string.h>
+
+#include "base/context.h"
+#include "base/error.h"
+#include "base/str.h"
+#include "format/json.h"
+
+/* ---- writing --------------------------------------------------------------------------- */
+
+static json_t *group_json(const fsdp_group_options *g)
+{
+    return json_pack("{s:s, s:f, s:f, s:f, s:f, s:f, s:f}", "pattern", g->pattern ? g->pattern : "",
+                     "lr_factor", g->lr_factor, "weight_decay", g->weight_decay, "beta1", g->beta1,
+                     "beta2", g->beta2, "eps", g->eps, "momentum", g->momentum);
+}
+
+static json_t *groups_json(const fsdp_optimizer *opt)
+{
+    json_t *list = json_array();
+    for (int i = 0; list && i < fsdp_optimizer_group_count(opt); i++) {
+        fsdp_group_options g;
+        if (fsdp_optimizer_group(opt, i, &g) == FSDP_OK)
+            json_array_append_new(list, group_json(&g));
+    }
+    return list;
+}
+
+fsdp_status fsdp__ckpt_index_put(json_t *root, const fsdp_optimizer *opt, const fsdp__ckpt_state *s)
+{
+    json_t *states = json_array();
+    for (int k = 0; k < fsdp_optimizer_state_count(opt); k++)
+        json_array_append_new(states, json_string(fsdp_optimizer_state_name(opt, k)));
+    int bad = json_object_set_new(root, "version", json_integer(1));
+    bad |= json_object_set_new(root, "step", json_integer(s->step));
+    bad |= json_object_set_new(root, "samples", json_integer(s->samples));
+    bad |=
+        json_object_set_new(root, "optimizer_steps", json_integer(fsdp_optimizer_step_count(opt)));
+    bad |= json_object_set_new(root, "optimizer_states", states);
+    bad |= json_object_set_new(root, "param_groups", groups_json(opt));
+    bad |= json_object_set_new(root, "skipped", json_integer(s->skipped));
+    bad |= json_object_set_new(root, "skipped_in_row", json_integer(s->skipped_in_row));
+    if (s->ema)
+        bad |= json_object_set_new(
+            root, "ema", json_pack("{s:I}", "updates", (json_int_t)fsdp_ema_updates(s->ema)));
+    if (s->scaler)
+        bad |= json_object_set_new(
+            root, "grad_scaler",
+            json_pack("{s:f, s:I}", "scale", fsdp_grad_scaler_get_scale(s->scaler),
+                      "growth_tracker", (json_int_t)fsdp_grad_scaler_growth_tracker(s->scaler)));
+    return bad ? fsdp__fail_memory("the index of a checkpoint", 0) : FSDP_OK;
+}
+
+/* ---- reading ----------------------------------------------------------------------------- */
+
+static fsdp_status take_states(const json_t *root, const char *path, const fsdp_optimizer *opt)
+{
+    const json_t *states = json_object_get(root, "optimizer_states");
+    size_t n = (size_t)fsdp_optimizer_state_count(opt);
+    bool same = json_array_size(states) == n;
+    for (size_t k = 0; same && k < n; k++) {
+        const char *name = json_string_value(json_array_get(states, k));
+        same = name && strcmp(name, fsdp_optimizer_state_name(opt, (int)k)) == 0;
+    }
+    if (same) return FSDP_OK;
+    return fsdp__fail(FSDP_INVALID_DATA,
+                      "%s: it holds the state of another optimizer; set optimizer.name and "
+                      "momentum as they were",
+                      path);
+}
+
+/* The run's groups hold; that they are others than before is said. */
+static fsdp_status compare_groups(const json_t *root, const char *path, const fsdp_optimizer *opt)
+{
+    const json_t *list = json_object_get(root, "param_groups");
+    json_t *own = groups_json(opt);
+    if (!own) return fsdp__fail_memory("parameter groups", 0);
+    if (list ? !json_equal(list, own) : json_array_size(own) > 0) {
+        fsdp__str before = {0}, now = {0};
+        fsdp_status s = list ? fsdp__json_format(list, 0, &before) : FSDP_OK;
+        if (s == FSDP_OK) s = fsdp__json_format(own, 0, &now);
+        if (s == FSDP_OK)
+            fsdp__log(1,
+                      "%s: the parameter groups are not those of the checkpoint: then %s, now %s",
+                      path, list ? fsdp__str_get(&before) : "none", fsdp__str_get(&now));
+        fsdp__str_free(&before);
+        fsdp__str_free(&now);
+    }
+    json_decref(own);
+    return FSDP_OK;
+}
+
+/* "there and wanted" must be the same on both sides. */
+static fsdp_status both(const char *path, const char *what, const char *option, bool there,
+                        bool wanted)
+{
+    if (there == wanted) return FSDP_OK;
+    return fsdp__fail(FSDP_INVALID_DATA, "%s: it holds %s%s, and this run has %s; %s", path,
+                      there ? "" : "no ", what, wanted ? "one" : "none", option);
+}
+
+static fsdp_status take_parts(const fsdp__json_at *at, const char *path, const fsdp__ckpt_state *s,
+                              fsdp__ckpt_index *out)
+{
+    fsdp__json_at part;
+    FSDP_TRY(both(path, "moving average of the weights",
+                  "set training.ema_decay as it was, or choose another job.dump_folder",
+                  fsdp__json_has(at, "ema"), s->ema != NULL));
+    FSDP_TRY(both(path, "loss scale",
+                  "set training.mixed_precision_param as it was, or choose another job.dump_folder",
+                  fsdp__json_has(at, "grad_scaler"), s->scaler != NULL));
+    if (s->ema) {
+        FSDP_TRY(fsdp__json_object(at, "ema", &part));
+        FSDP_TRY(fsdp__json_need(&part, "updates"));
+        FSDP_TRY(fsdp__json_int(&part, "updates", &out->ema_updates));
+    }
+    if (!s->scaler) return FSDP_OK;
+    FSDP_TRY(fsdp__json_object(at, "grad_scaler", &part));
+    FSDP_TRY(fsdp__json_need(&part, "scale"));
+    FSDP_TRY(fsdp__json_need(&part, "growth_tracker"));
+    FSDP_TRY(fsdp__json_number(&part, "scale", &out->loss_scale));
+    FSDP_TRY(fsdp__json_int(&part, "growth_tracker", &out->growth_tracker));
+    if (!(out->loss_scale > 0) || out->growth_tracker < 0)
+        return fsdp__json_fail(FSDP_INVALID_DATA, &part, "scale", "a number above 0");
+    return FSDP_OK;
+}
+
+fsdp_status fsdp__ckpt_index_take(const json_t *root, const char *path, const fsdp_optimizer *opt,
+                                  const fsdp__ckpt_state *s, fsdp__ckpt_index *out)
+{
+    static const char *const needed[] = {"version",         "step",  "samples",
+                                         "optimizer_steps", "files", "optimizer_states"};
+    int64_t version = 0;
+    fsdp__json_at at;
+    *out = (fsdp__ckpt_index){0};
+    FSDP_TRY(fsdp__json_root(root, path, &at));
+    for (size_t i = 0; i < sizeof needed / sizeof *needed; i++)
+        FSDP_TRY(fsdp__json_need(&at, needed[i]));
+    FSDP_TRY(fsdp__json_int(&at, "version", &version));
+    FSDP_TRY(fsdp__json_int(&at, "step", &out->step));
+    FSDP_TRY(fsdp__json_int(&at, "samples", &out->samples));
+    FSDP_TRY(fsdp__json_int(&at, "optimizer_steps", &out->optimizer_steps));
+    FSDP_TRY(fsdp__json_int(&at, "skipped", &out->skipped));
+    FSDP_TRY(fsdp__json_int(&at, "skipped_in_row", &out->skipped_in_row));
+    if (version != 1) return fsdp__json_fail(FSDP_UNSUPPORTED, &at, "version", "1");
+    FSDP_TRY(take_states(root, path, opt));
+    FSDP_TRY(compare_groups(root, path, opt));
+    return take_parts(&at, path, s, out);
+}
+
+fsdp_status fsdp__ckpt_index_apply(const fsdp__ckpt_index *x, fsdp_optimizer *opt,
+                                   fsdp__ckpt_state *s)
+{
+    s->step = x->step;
+    s->samples = x->samples;
+    s->skipped = x->skipped;
+    s->skipped_in_row = x->skipped_in_row;
+    fsdp_optimizer_set_step_count(opt, x->optimizer_steps);
+    fsdp_ema_set_updates(s->ema, x->ema_updates);
+    return s->scaler ? fsdp_grad_scaler_set_state(s->scaler, x->loss_scale, x->growth_tracker)
+                     : FSDP_OK;
+}

@@ -58,9 +58,10 @@ FSDP_API int fsdp_in_backward(void);
 /* While pushed, each tensor that an op saves goes through pack, and what it
  * returned through unpack when backward needs it. pack is given a twin without
  * history, of the innermost scope: it retains or copies what it keeps. What
- * unpack returns stays its maker's or its scope's; the engine only reads it.
- * drop is called once for each packed value at the end of its life. Inputs
- * that are parameters pass through as well. */
+ * unpack returns stays its maker's or its scope's; the engine only reads it, and
+ * asks once for each run of the node that saved it. drop is called once for
+ * each packed value at the end of its life. Inputs that are parameters pass
+ * through as well. */
 typedef struct fsdp_saved_hooks {
     void *(*pack)(void *arg, fsdp_tensor *t);
     fsdp_tensor *(*unpack)(void *arg, void *packed);
@@ -69,6 +70,61 @@ typedef struct fsdp_saved_hooks {
 } fsdp_saved_hooks;
 FSDP_API fsdp_status fsdp_saved_hooks_push(const fsdp_saved_hooks *h);
 FSDP_API fsdp_status fsdp_saved_hooks_pop(void);
+
+/* ---- recomputation (activation checkpointing) --------------------------- */
+
+/* Fills out[0..n_out-1] from in[0..n_in-1]; in[i] may be NULL. */
+typedef fsdp_status (*fsdp_checkpoint_fn)(void *arg, fsdp_tensor **in, int n_in,
+                                          fsdp_tensor **out, int n_out);
+
+/* An op that ran in a checkpoint. */
+typedef struct fsdp_checkpoint_op {
+    const char *name;   /* "linear" */
+    int64_t index;      /* ops before it in this checkpoint */
+    int64_t call;       /* ops of this name before it */
+    int64_t bytes;      /* of its outputs and statistics */
+    double flops;       /* of matrix products and attention; else 0 */
+    const char *weight; /* name of the first parameter among its inputs */
+} fsdp_checkpoint_op;
+/* != 0: the outputs of op are kept, and it does not run again. Asked once for
+ * each op of a forward; views are never kept. */
+typedef int (*fsdp_checkpoint_policy)(void *arg, const fsdp_checkpoint_op *op);
+
+/* What a checkpoint did, since it was last set to zero. */
+typedef struct fsdp_checkpoint_report {
+    int64_t forwards, recomputations;
+    /* Of the last one, activations, each storage once: */
+    int64_t input_bytes; /* inputs, which it holds */
+    int64_t kept_bytes;  /* outputs that the policy kept, which it holds */
+    int64_t saved_bytes; /* what backward needs: held without a checkpoint */
+    double flops;        /* of all forwards, as fsdp_checkpoint_op's */
+    double recomputed_flops;
+} fsdp_checkpoint_report;
+
+typedef struct fsdp_checkpoint_options {
+    fsdp_checkpoint_policy policy; /* NULL: nothing is kept */
+    void *policy_arg;
+    int no_early_stop;              /* run to the end also when all is there */
+    fsdp_checkpoint_report *report; /* NULL, or filled until the graph is gone */
+} fsdp_checkpoint_options;
+
+/* Calls fn so that what ops save in it is not kept: only `in` is, and what a
+ * policy keeps. The first use in backward runs fn again with the random state,
+ * the gradient mode and the inputs of the first run, and stops when all that
+ * is needed is there (ops then return NULL with FSDP_INTERRUPTED kept, as
+ * after an error: a forward that returns on errors needs nothing more). The
+ * numbers are the same to the bit. fn must do the same both times; where it
+ * saves other tensors, the error names the op. drop (may be NULL) is called
+ * once, at the end of arg's life, also on failure. Without gradients fn is
+ * just called. o NULL: nothing is kept. Up to FSDP_CUSTOM_MAX inputs. Nests.
+ * PyTorch: checkpoint(use_reentrant=False). */
+FSDP_API fsdp_status fsdp_checkpoint(fsdp_checkpoint_fn fn, void *arg,
+                                     void (*drop)(void *arg), fsdp_tensor **in,
+                                     int n_in, fsdp_tensor **out, int n_out,
+                                     const fsdp_checkpoint_options *o);
+/* Whether a forward runs again in backward: then it must not count, log or
+ * update statistics a second time. */
+FSDP_API int fsdp_recomputing(void);
 
 /* ---- functions of your own ---------------------------------------------- */
 

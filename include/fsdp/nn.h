@@ -83,6 +83,16 @@ FSDP_API int fsdp_register_forward_hook(fsdp_module *m, fsdp_forward_hook fn,
                                         void *arg, int first);
 FSDP_API fsdp_status fsdp_remove_hook(fsdp_module *m, int number);
 
+/* m's forward becomes a checkpoint (autograd.h): what it saves is made again in
+ * backward. Its hooks stay outside, so of a module that is sharded later the
+ * gather, the casts and the reduction stand around the checkpoint and happen
+ * once. Names of parameters do not change. Before fsdp_fully_shard of m, of
+ * what is below and what is above it: else FSDP_INVALID_STATE. A second call
+ * replaces the options. PyTorch: checkpoint_wrapper. */
+FSDP_API fsdp_status fsdp_checkpoint_module(fsdp_module *m,
+                                            const fsdp_checkpoint_options *o);
+FSDP_API int fsdp_is_checkpointed(const fsdp_module *m);
+
 /* Training (on, the first state) or evaluation, for m and all below. */
 FSDP_API void fsdp_module_train(fsdp_module *m, int on);
 FSDP_API int fsdp_module_training(const fsdp_module *m);

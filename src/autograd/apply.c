@@ -74,26 +74,49 @@ static fsdp_status check_inputs(fsdp__opcall *c, bool *dist)
     return FSDP_OK;
 }
 
-static fsdp_status build(fsdp__opcall *c)
+/* The node, with the inputs that it needs saved: before the run, so that a recomputation that has
+ * all it needs stops in front of a kernel. NULL: error kept. */
+static fsdp__node *build(fsdp__opcall *c, unsigned *wanted)
 {
     fsdp__node *n = fsdp__node_create(fsdp__op_name(c->op), fsdp__op_backs[c->op]);
-    if (!n) return fsdp_error();
-    memcpy(n->i, c->i, sizeof n->i);
-    memcpy(n->f, c->f, sizeof n->f);
+    if (!n) return NULL;
     fsdp_status s = FSDP_OK;
-    unsigned wanted = 0;
     for (int k = 0; k < c->n_in; k++) {
         FSDP_GO(fsdp__node_input(n, k, c->in[k]));
-        if (n->in[k].node) wanted |= 1u << k;
+        if (n->in[k].node) *wanted |= 1u << k;
     }
     for (int k = 0; k < 4; k++)
-        if (needs[c->op].in[k] & wanted) FSDP_GO(fsdp__node_save(n, k, c->in[k]));
+        if (needs[c->op].in[k] & *wanted) FSDP_GO(fsdp__node_save(n, k, c->in[k]));
+done:
+    if (s == FSDP_OK) return n;
+    fsdp__node_release(n);
+    return NULL;
+}
+
+/* After the run: attributes, which the shape rule may complete, and outputs. */
+static fsdp_status finish(fsdp__opcall *c, fsdp__node *n, unsigned wanted)
+{
+    memcpy(n->i, c->i, sizeof n->i);
+    memcpy(n->f, c->f, sizeof n->f);
     for (int k = 0; k < 3; k++)
         if (needs[c->op].out[k] & wanted)
-            FSDP_GO(fsdp__node_save(n, FSDP__SAVED_OUT + k, c->out[k]));
+            FSDP_TRY(fsdp__node_save(n, FSDP__SAVED_OUT + k, c->out[k]));
     for (int k = 0; k < c->n_out; k++)
-        FSDP_GO(fsdp__node_output(n, k, c->out[k]));
-done:
+        FSDP_TRY(fsdp__node_output(n, k, c->out[k]));
+    return FSDP_OK;
+}
+
+static fsdp_status run(fsdp__opcall *c, fsdp__frame *frame)
+{
+    unsigned wanted = 0;
+    fsdp__node *n = c->grad ? build(c, &wanted) : NULL;
+    fsdp_status s = c->grad && !n ? fsdp_error() : FSDP_OK;
+    if (s == FSDP_OK && frame) s = fsdp__recompute_before(frame, c);
+    if (s == FSDP_OK) s = fsdp__op_shapes[c->op](c);
+    if (s == FSDP_OK && !c->is_view && !c->kept && c->in[0]->st->device != FSDP_META)
+        s = fsdp__op_runs[c->op](c);
+    if (s == FSDP_OK && frame) s = fsdp__recompute_after(frame, c);
+    if (s == FSDP_OK && n) s = finish(c, n, wanted);
     fsdp__node_release(n);
     return s;
 }
@@ -108,22 +131,19 @@ fsdp_tensor *fsdp__apply(fsdp__opcall *c)
                    fsdp__op_name(c->op));
         return NULL;
     }
-    if (fsdp_grad_enabled())
-        for (int k = 0; k < c->n_in; k++)
-            want = want || fsdp_requires_grad(c->in[k]);
+    fsdp__grad_state *g = fsdp__grad_state_get();
+    if (!g) return NULL;
+    for (int k = 0; k < c->n_in && g->no_grad == 0; k++)
+        want = want || fsdp_requires_grad(c->in[k]);
     /* Integers carry no gradient: a cast to one ends the graph. */
     if (c->op == FSDP__OP_cast && !fsdp_dtype_is_floating((fsdp_dtype)c->i[0])) want = false;
     c->grad = want;
     /* Inner scope: temporaries of the kernel and the statistics, unless saved, end here. */
     fsdp_scope *scope = fsdp_scope_begin();
     if (!scope) return NULL;
-    fsdp_status s = fsdp__op_shapes[c->op](c);
-    if (s == FSDP_OK && !c->is_view && c->in[0]->st->device != FSDP_META)
-        s = fsdp__op_runs[c->op](c);
-    if (s == FSDP_OK && want) s = build(c);
-    if (s == FSDP_OK)
-        for (int k = 0; k < c->n_out; k++)
-            fsdp_scope_keep(c->out[k]);
+    fsdp_status s = run(c, g->frame);
+    for (int k = 0; k < c->n_out && s == FSDP_OK; k++)
+        fsdp_scope_keep(c->out[k]);
     fsdp_scope_end(scope);
     return s == FSDP_OK && !fsdp_error() ? c->out[0] : NULL;
 }

@@ -216,7 +216,9 @@ static fsdp_status run_node(fsdp__node *n, bool retain_graph)
                               n->name);
         FSDP_TRY(n->backward(n, gout));
     }
-    if (!retain_graph) {
+    if (retain_graph) {
+        fsdp__node_rest_saved(n);
+    } else {
         fsdp__node_drop_saved(n);
         n->released = true;
     }
@@ -308,6 +310,7 @@ fsdp_status fsdp_backward_from(fsdp_tensor *t, fsdp_tensor *grad, int retain_gra
         drop_slots(list.items[i]);
         fsdp__node_release(list.items[i]);
     }
+    fsdp__recompute_settle(g);
     g->no_grad--;
     g->running = false;
     free(ready.items);

@@ -67,12 +67,14 @@ fsdp__node *fsdp__node_retain(fsdp__node *n)
 
 void fsdp__node_drop_saved(fsdp__node *n)
 {
-    for (int k = 0; k < FSDP__SAVED_MAX; k++) {
-        fsdp__saved *s = &n->saved[k];
-        if (s->packed && s->hooks.drop) s->hooks.drop(s->hooks.arg, s->packed);
-        fsdp_release(s->t);
-        memset(s, 0, sizeof *s);
-    }
+    for (int k = 0; k < FSDP__SAVED_MAX; k++)
+        fsdp__saved_drop(&n->saved[k]);
+}
+
+void fsdp__node_rest_saved(fsdp__node *n)
+{
+    for (int k = 0; k < FSDP__SAVED_MAX; k++)
+        fsdp__saved_rest(&n->saved[k]);
 }
 
 static void free_node(fsdp__node *n)
@@ -149,9 +151,22 @@ fsdp_status fsdp__node_output(fsdp__node *n, int k, fsdp_tensor *t)
 
 /* ---- saved tensors ------------------------------------------------------------ */
 
-fsdp_status fsdp__node_save(fsdp__node *n, int k, fsdp_tensor *t)
+void fsdp__saved_drop(fsdp__saved *s)
 {
-    fsdp__saved *s = &n->saved[k];
+    if (s->packed && s->hooks.drop) s->hooks.drop(s->hooks.arg, s->packed);
+    fsdp_release(s->t);
+    memset(s, 0, sizeof *s);
+}
+
+void fsdp__saved_rest(fsdp__saved *s)
+{
+    if (!s->packed) return;
+    fsdp_release(s->t);
+    s->t = NULL;
+}
+
+fsdp_status fsdp__save(fsdp__saved *s, const char *name, fsdp_tensor *t)
+{
     if (!t) return FSDP_OK;
     fsdp__grad_state *g = fsdp__grad_state_get();
     if (!g) return fsdp_error();
@@ -161,6 +176,7 @@ fsdp_status fsdp__node_save(fsdp__node *n, int k, fsdp_tensor *t)
         s->hooks = g->saved_hooks[g->n_saved_hooks - 1];
         /* Without history: what a hook keeps must not hold the graph that holds it. */
         fsdp_tensor *twin = fsdp_detach(t);
+        g->saving = name;
         s->packed = twin ? s->hooks.pack(s->hooks.arg, twin) : NULL;
         if (s->packed) return FSDP_OK;
         memset(s, 0, sizeof *s);
@@ -168,34 +184,35 @@ fsdp_status fsdp__node_save(fsdp__node *n, int k, fsdp_tensor *t)
                             : fsdp__fail(FSDP_INVALID_STATE,
                                          "%s: a saved-tensor hook packed "
                                          "nothing (NULL)",
-                                         n->name);
+                                         name);
     }
     /* A twin without history: saving an output itself would make a cycle. */
     s->t = fsdp__tensor_own(fsdp_detach(t));
     return s->t ? FSDP_OK : fsdp_error();
 }
 
-static fsdp_tensor *unpack(fsdp__node *n, fsdp__saved *s)
+/* Once for each run of the node, however often the tensor is asked for. */
+static fsdp_tensor *unpack(fsdp__saved *s, const char *name)
 {
+    if (s->t) return s->t;
     fsdp_tensor *t = s->hooks.unpack(s->hooks.arg, s->packed);
     if (!t && !fsdp_error())
-        fsdp__fail(FSDP_INVALID_STATE, "%s: a saved-tensor hook unpacked nothing (NULL)", n->name);
-    return t;
+        fsdp__fail(FSDP_INVALID_STATE, "%s: a saved-tensor hook unpacked nothing (NULL)", name);
+    return s->t = fsdp_retain(t);
 }
 
-fsdp_tensor *fsdp__node_saved(fsdp__node *n, int k)
+fsdp_tensor *fsdp__saved_get(fsdp__saved *s, const char *name)
 {
-    fsdp__saved *s = &n->saved[k];
-    if (s->packed) return unpack(n, s);
+    if (s->packed) return unpack(s, name);
     fsdp_tensor *t = s->t;
     if (!t) return NULL;
     const char *owner = t->st->owner ? t->st->owner : "a tensor";
-    if (fsdp__tensor_readable(t, n->name) != FSDP_OK) return NULL;
+    if (fsdp__tensor_readable(t, name) != FSDP_OK) return NULL;
     if (t->st->shard_version != s->shard_version) {
         fsdp__fail(FSDP_INVALID_STATE,
                    "backward of %s: %s was updated since the forward that used it (version %llu, "
                    "now %llu); run backward before the optimizer's step",
-                   n->name, owner, (unsigned long long)s->shard_version,
+                   name, owner, (unsigned long long)s->shard_version,
                    (unsigned long long)t->st->shard_version);
         return NULL;
     }
@@ -203,10 +220,20 @@ fsdp_tensor *fsdp__node_saved(fsdp__node *n, int k)
         fsdp__fail(FSDP_INVALID_STATE,
                    "backward of %s: %s was changed in place since the forward that used it "
                    "(version %u, now %u); write to a copy",
-                   n->name, owner, s->version, t->st->version);
+                   name, owner, s->version, t->st->version);
         return NULL;
     }
     return t;
+}
+
+fsdp_status fsdp__node_save(fsdp__node *n, int k, fsdp_tensor *t)
+{
+    return fsdp__save(&n->saved[k], n->name, t);
+}
+
+fsdp_tensor *fsdp__node_saved(fsdp__node *n, int k)
+{
+    return fsdp__saved_get(&n->saved[k], n->name);
 }
 
 fsdp_status fsdp_saved_hooks_push(const fsdp_saved_hooks *h)

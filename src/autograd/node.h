@@ -38,7 +38,7 @@ typedef struct fsdp__edge {
 } fsdp__edge;
 
 typedef struct fsdp__saved {
-    fsdp_tensor *t; /* own reference (detached twin), or NULL when packed or absent */
+    fsdp_tensor *t; /* own reference: a detached twin, or what unpack gave for the running node */
     void *packed;
     fsdp_saved_hooks hooks; /* pack NULL: t */
     uint32_t version;
@@ -118,11 +118,17 @@ fsdp__node *fsdp__node_of(fsdp_tensor *t);
 fsdp_status fsdp__node_input(fsdp__node *n, int k, fsdp_tensor *t);
 /* Output k of n is t. */
 fsdp_status fsdp__node_output(fsdp__node *n, int k, fsdp_tensor *t);
-/* Saves t (NULL: nothing) under number k, by way of the saved-tensor hooks in force. */
+/* Saves t (NULL: nothing) for what `name` says, by way of the saved-tensor hooks in force. */
+fsdp_status fsdp__save(fsdp__saved *s, const char *name, fsdp_tensor *t);
+/* The saved tensor, checked against later writes; s keeps it until fsdp__saved_rest. NULL with no
+ * error kept when nothing was saved. */
+fsdp_tensor *fsdp__saved_get(fsdp__saved *s, const char *name);
+void fsdp__saved_rest(fsdp__saved *s); /* forgets what unpack gave: the next use unpacks anew */
+void fsdp__saved_drop(fsdp__saved *s);
+/* The same for number k of a node. */
 fsdp_status fsdp__node_save(fsdp__node *n, int k, fsdp_tensor *t);
-/* The saved tensor, checked against later writes; belongs to the innermost scope. NULL with no
- * error kept when nothing was saved under k. */
 fsdp_tensor *fsdp__node_saved(fsdp__node *n, int k);
+void fsdp__node_rest_saved(fsdp__node *n);
 void fsdp__node_drop_saved(fsdp__node *n);
 
 /* A leaf's gradient is complete: of a shard, when it has been reduced. */
@@ -144,12 +150,32 @@ fsdp_tensor *fsdp__apply(fsdp__opcall *c);
 #undef FSDP__OP
 extern const fsdp__backward_fn fsdp__op_backs[FSDP__OP_COUNT];
 
+/* ---- recompute.c ----------------------------------------------------------------------- */
+
+/* One run of what is checkpointed (see recompute.c). */
+typedef struct fsdp__frame fsdp__frame;
+
+/* Opens a frame around a forward, with gradients on: what ops save until the end is not kept, and fn
+ * makes it again. drop(arg) is called at the end of the frame's life, also when this fails. */
+fsdp__frame *fsdp__recompute_begin(fsdp_checkpoint_fn fn, void *arg, void (*drop)(void *arg),
+                                   fsdp_tensor *const *in, int n_in,
+                                   const fsdp_checkpoint_options *o);
+/* Closes it; the status of the forward passes through. */
+fsdp_status fsdp__recompute_end(fsdp__frame *f, fsdp_status s);
+/* An op in a frame: before its run, which is left out where c->kept is set, and after it. */
+fsdp_status fsdp__recompute_before(fsdp__frame *f, fsdp__opcall *c);
+fsdp_status fsdp__recompute_after(fsdp__frame *f, fsdp__opcall *c);
+double fsdp__op_flops(const fsdp__opcall *c); /* flops.c: of matrix products and attention */
+
 /* Per-context state. */
 typedef struct fsdp__grad_state {
     int no_grad;
     uint64_t seq;
     uint64_t mark;
     bool running;
+    fsdp__frame *frame;    /* innermost that records or is recomputed */
+    fsdp__frame *replayed; /* those recomputed in the running backward */
+    const char *saving;    /* the op that saves a tensor now */
     fsdp_saved_hooks saved_hooks[16];
     int n_saved_hooks;
     struct fsdp__callback {
@@ -159,5 +185,7 @@ typedef struct fsdp__grad_state {
     int64_t n_callbacks, cap_callbacks;
 } fsdp__grad_state;
 fsdp__grad_state *fsdp__grad_state_get(void); /* NULL: error kept */
+/* A backward ended: what was recomputed in it and not used goes. */
+void fsdp__recompute_settle(fsdp__grad_state *g);
 
 #endif

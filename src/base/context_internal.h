@@ -25,6 +25,7 @@ struct fsdp_context {
     atomic_int error; /* fsdp_status */
     char *error_text; /* malloc, or error_small when memory ran out */
     char error_small[256];
+    bool stopped; /* the kept error is fsdp__error_stop's */
     fsdp__error_hook hook;
     void *hook_arg;
 

@@ -34,6 +34,7 @@ void fsdp__error_drop(fsdp_context *ctx)
 {
     if (ctx->error_text != ctx->error_small) free(ctx->error_text);
     ctx->error_text = NULL;
+    ctx->stopped = false;
     atomic_store(&ctx->error, FSDP_OK);
 }
 
@@ -71,6 +72,28 @@ static fsdp_status keep(fsdp_status code, char *text, const char *fmt)
     /* Outside the lock: the hook may come back here. */
     if (ctx->hook) ctx->hook(ctx->hook_arg, code, ctx->error_text);
     return code;
+}
+
+void fsdp__error_stop(void)
+{
+    fsdp_context *ctx = fsdp_context_current();
+    if (!ctx) return;
+    pthread_mutex_lock(&ctx->error_lock);
+    if (atomic_load(&ctx->error) == FSDP_OK) {
+        snprintf(ctx->error_small, sizeof ctx->error_small, "the recomputation has all it needs");
+        ctx->error_text = ctx->error_small;
+        ctx->stopped = true;
+        atomic_store(&ctx->error, FSDP_INTERRUPTED);
+    }
+    pthread_mutex_unlock(&ctx->error_lock);
+}
+
+bool fsdp__error_stop_end(void)
+{
+    fsdp_context *ctx = fsdp_context_current();
+    if (!ctx || !ctx->stopped) return false;
+    fsdp__error_drop(ctx);
+    return true;
 }
 
 /* vsprintf into memory of its own; NULL when there is none. */

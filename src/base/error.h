@@ -13,6 +13,7 @@
 #ifndef FSDP_BASE_ERROR_H
 #define FSDP_BASE_ERROR_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 #include "fsdp/status.h"
@@ -31,6 +32,12 @@ fsdp_status fsdp__fail_memory(const char *what, size_t bytes);
 
 /* errno's text added: "cannot open x: Permission denied". */
 fsdp_status fsdp__fail_errno(fsdp_status code, const char *fmt, ...) FSDP_PRINTF(2, 3);
+
+/* A stop that is no mistake: while it is kept, ops and calls refuse as after an error, so a forward
+ * unwinds; peers are not told and nothing is reported. Nothing if an error is kept. */
+void fsdp__error_stop(void);
+/* Whether it was a stop that is kept; it is forgotten. */
+bool fsdp__error_stop_end(void);
 
 /* Called with the kept error the moment it is first kept; comm sets it to
  * post an abort to the rank's peers. */

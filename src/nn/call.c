@@ -1,16 +1,17 @@
 /*
- * call.c - calling a module: hooks around its forward, and a scope of its own
- * whose outputs go to the caller's.
+ * call.c - calling a module: hooks around its forward, which may be a checkpoint, and a scope of
+ * its own whose outputs go to the caller's.
  */
 #include <string.h>
 
+#include "autograd/node.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/rng.h"
 #include "nn/module.h"
 
 /* Random ops inside draw by the module's path and how often it ran in this microbatch. */
-static void enter_random(fsdp_module *m, fsdp__random *r)
+static fsdp_status enter_random(fsdp_module *m, fsdp__random *r)
 {
     struct fsdp__module *in = m->in;
     if (!in->path) {
@@ -23,8 +24,12 @@ static void enter_random(fsdp_module *m, fsdp__random *r)
         in->round = r->round;
         in->calls = 0;
     }
-    r->path = fsdp__rng_mix(in->path, in->calls++);
+    uint64_t path = fsdp__rng_mix(in->path, in->calls);
+    FSDP_TRY(fsdp__random_enter(r, &path));
+    in->calls += !fsdp_recomputing(); /* a forward that runs again is no further call */
+    r->path = path;
     r->calls = 0;
+    return FSDP_OK;
 }
 
 static fsdp_status run_forward(fsdp_module *m, const fsdp_values *in, fsdp_values *out)
@@ -47,12 +52,32 @@ static fsdp_status run_forward(fsdp_module *m, const fsdp_values *in, fsdp_value
     return fsdp_error();
 }
 
+/* The module's own forward again, inside its hooks: what these did to the inputs stands in them. */
+static fsdp_status forward_again(void *arg, fsdp_tensor **in, int n_in, fsdp_tensor **out,
+                                 int n_out)
+{
+    (void)out;
+    (void)n_out;
+    fsdp_values given = {n_in, {NULL}}, unused;
+    memcpy(given.t, in, sizeof *in * (size_t)n_in);
+    return run_forward(arg, &given, &unused);
+}
+
+static fsdp_status run_checkpointed(fsdp_module *m, const fsdp_values *in, fsdp_values *out)
+{
+    fsdp__frame *f =
+        fsdp__recompute_begin(forward_again, m, NULL, in->t, in->n, &m->in->checkpoint);
+    if (!f) return fsdp_error();
+    return fsdp__recompute_end(f, run_forward(m, in, out));
+}
+
 static fsdp_status run(fsdp_module *m, fsdp_values *in, fsdp_values *out)
 {
     struct fsdp__module *mi = m->in;
     for (int64_t i = 0; i < mi->n_hooks; i++)
         if (mi->hooks[i].pre) FSDP_TRY(mi->hooks[i].pre(mi->hooks[i].arg, m, in));
-    FSDP_TRY(run_forward(m, in, out));
+    FSDP_TRY(mi->checkpointed && fsdp_grad_enabled() ? run_checkpointed(m, in, out)
+                                                     : run_forward(m, in, out));
     for (int64_t i = 0; i < mi->n_hooks; i++)
         if (mi->hooks[i].post) FSDP_TRY(mi->hooks[i].post(mi->hooks[i].arg, m, in, out));
     return FSDP_OK;
@@ -70,9 +95,9 @@ fsdp_status fsdp_module_call(fsdp_module *m, const fsdp_values *in, fsdp_values 
     fsdp_scope *scope = r ? fsdp_scope_begin() : NULL;
     if (!scope) return fsdp_error();
     uint64_t path = r->path, calls = r->calls;
-    enter_random(m, r);
     fsdp_values given = *in;
-    fsdp_status s = run(m, &given, out);
+    fsdp_status s = enter_random(m, r);
+    if (s == FSDP_OK) s = run(m, &given, out);
     r->path = path;
     r->calls = calls;
     for (int k = 0; k < out->n && s == FSDP_OK; k++)
@@ -99,6 +124,56 @@ fsdp_tensor *fsdp_call2(fsdp_module *m, fsdp_tensor *x, fsdp_tensor *y)
     if ((!x || !y) && fsdp_error()) return NULL;
     return fsdp_module_call(m, &in, &out) == FSDP_OK ? out.t[0] : NULL;
 }
+
+/* ---- checkpoints -------------------------------------------------------------- */
+
+/* The first module of m's tree, or above it, whose parameters are sharded; NULL: none. */
+static const fsdp_module *sharded_below(const fsdp_module *m)
+{
+    if (m->in->shard) return m;
+    for (int64_t i = 0; i < m->in->n_params; i++)
+        if (m->in->params[i].param->shard) return m;
+    const fsdp_module *found = NULL;
+    for (int64_t i = 0; i < m->in->n_children && !found; i++)
+        found = sharded_below(m->in->children[i]);
+    return found;
+}
+
+fsdp_status fsdp_checkpoint_module(fsdp_module *m, const fsdp_checkpoint_options *o)
+{
+    if (fsdp_error()) return fsdp_error();
+    if (!m) return fsdp__fail_null("fsdp_checkpoint_module", "the module");
+    if (!fsdp__module_has_forward(m))
+        return fsdp__fail(FSDP_INVALID_ARGUMENT,
+                          "fsdp_checkpoint_module of a %s, which has no forward; checkpoint its "
+                          "children",
+                          m->type);
+    const fsdp_module *sharded = sharded_below(m);
+    for (const fsdp_module *up = m->in->parent; up && !sharded; up = up->in->parent)
+        if (up->in->shard) sharded = up;
+    if (sharded) {
+        fsdp__str a = {0}, b = {0};
+        fsdp__module_path(m, &a);
+        fsdp__module_path(sharded, &b);
+        fsdp__fail(FSDP_INVALID_STATE,
+                   "fsdp_checkpoint_module of %s \"%s\": %s \"%s\" is sharded already; call "
+                   "fsdp_checkpoint_module before fsdp_fully_shard",
+                   m->type, fsdp__str_get(&a), sharded->type, fsdp__str_get(&b));
+        fsdp__str_free(&a);
+        fsdp__str_free(&b);
+        return fsdp_error();
+    }
+    m->in->checkpointed = true;
+    m->in->checkpoint = o ? *o : (fsdp_checkpoint_options){0};
+    return FSDP_OK;
+}
+
+int fsdp_is_checkpointed(const fsdp_module *m)
+{
+    return m && m->in->checkpointed;
+}
+
+/* ---- hooks -------------------------------------------------------------------- */
 
 static int add_hook(fsdp_module *m, fsdp__hook_entry e, int first)
 {

@@ -56,6 +56,8 @@ struct fsdp__module {
     uint64_t path;  /* key of random numbers, from the dotted name; 0: not yet */
     uint64_t calls; /* in the microbatch `round` */
     uint64_t round;
+    bool checkpointed; /* its forward runs again in backward, by `checkpoint` */
+    fsdp_checkpoint_options checkpoint;
     fsdp_status (*reset)(fsdp_module *m); /* first values of its own buffers; NULL: none */
     void *shard;                          /* fsdp's state of this module */
     void (*shard_free)(void *shard);

@@ -32,8 +32,21 @@ const char *fsdp__op_name(fsdp__op op)
 fsdp_status fsdp__op_out(fsdp__opcall *c, int k, fsdp_dtype t, int ndim, const int64_t *sizes)
 {
     fsdp_device d = c->in[0]->st->device;
-    c->out[k] = fsdp__tensor_create(t, ndim, sizes, d);
-    return c->out[k] ? FSDP_OK : fsdp_error();
+    fsdp_tensor *kept = c->kept ? c->kept[k] : NULL;
+    c->out[k] = kept ? fsdp_detach(kept) : fsdp__tensor_create(t, ndim, sizes, d);
+    if (!c->out[k]) return fsdp_error();
+    bool fits = !kept || (kept->dtype == t && kept->ndim == ndim);
+    for (int i = 0; fits && kept && i < ndim; i++)
+        fits = kept->size[i] == sizes[i];
+    if (fits) return FSDP_OK;
+    fsdp__str was = {0};
+    fsdp__describe(kept, &was);
+    fsdp__fail(FSDP_INVALID_SHAPE,
+               "a recomputation in backward calls %s with other sizes: its kept output is %s; what "
+               "is checkpointed must do the same both times",
+               names[c->op], fsdp__str_get(&was));
+    fsdp__str_free(&was);
+    return fsdp_error();
 }
 
 fsdp_status fsdp__op_view(fsdp__opcall *c, int ndim, const int64_t *sizes, const int64_t *strides,

@@ -31,6 +31,7 @@ typedef struct fsdp__opcall {
     double f[4];
     unsigned optional; /* bit k: input k may be NULL */
     bool is_view; /* out[0] shares the storage of in[0]; run is not called */
+    fsdp_tensor **kept; /* the outputs of an earlier run, which stand in for this one; NULL: none */
     bool grad;    /* a graph is being built: statistics are wanted */
 } fsdp__opcall;
 

@@ -41,6 +41,24 @@ fsdp_status fsdp_random_set(uint64_t seed, uint64_t step, const uint64_t *sample
     return FSDP_OK;
 }
 
+fsdp_status fsdp__random_enter(fsdp__random *r, uint64_t *path)
+{
+    fsdp__random_tape *from = r->tape;
+    while (from && !from->plays)
+        from = from->outer;
+    if (from && from->at == from->count)
+        return fsdp__fail(FSDP_INVALID_STATE,
+                          "a recomputation in backward calls more than the %lld modules that its "
+                          "forward called; what is checkpointed must do the same both times",
+                          (long long)from->count);
+    if (from) *path = from->keys[from->at++];
+    for (fsdp__random_tape *t = r->tape; t != from; t = t->outer) {
+        FSDP_TRY(FSDP__GROW(t->keys, t->cap, t->count + 1, "the random state of a checkpoint"));
+        t->keys[t->count++] = *path;
+    }
+    return FSDP_OK;
+}
+
 fsdp_tensor *fsdp__random_keys(int64_t rows, const char *what)
 {
     fsdp__random *r = fsdp__random_get();

@@ -122,6 +122,16 @@ bool fsdp__tensor_dense(const fsdp_tensor *t); /* contiguous */
 
 /* ---- random numbers of ops --------------------------------------------------- */
 
+/* The keys of the modules that were called, in order: what a forward that runs again draws by. Tapes
+ * nest; the innermost that plays gives the keys, those inside it record. */
+typedef struct fsdp__random_tape {
+    uint64_t *keys;
+    int64_t count, cap;
+    int64_t at; /* next to play */
+    bool plays;
+    struct fsdp__random_tape *outer;
+} fsdp__random_tape;
+
 typedef struct fsdp__random {
     uint64_t seed, step;
     uint64_t *ids; /* (n_ids) */
@@ -129,8 +139,11 @@ typedef struct fsdp__random {
     uint64_t path;  /* key of the running module */
     uint64_t calls; /* ops that drew in it */
     uint64_t round; /* calls of fsdp_random_set: modules count their calls anew in each */
+    fsdp__random_tape *tape; /* innermost; not owned */
 } fsdp__random;
 fsdp__random *fsdp__random_get(void);
+/* Of a module that is called with key `path`: by the tapes in force, *path is replaced or noted. */
+fsdp_status fsdp__random_enter(fsdp__random *r, uint64_t *path);
 /* One key a row of a tensor with `rows` rows, as U64 (rows). */
 fsdp_tensor *fsdp__random_keys(int64_t rows, const char *what);
 

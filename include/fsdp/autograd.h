@@ -58,10 +58,10 @@ FSDP_API int fsdp_in_backward(void);
 /* While pushed, each tensor that an op saves goes through pack, and what it
  * returned through unpack when backward needs it. pack is given a twin without
  * history, of the innermost scope: it retains or copies what it keeps. What
- * unpack returns stays its maker's or its scope's; the engine only reads it, and
- * asks once for each run of the node that saved it. drop is called once for
- * each packed value at the end of its life. Inputs that are parameters pass
- * through as well. */
+ * unpack returns stays its maker's or its scope's; the engine only reads it,
+ * and asks once for each run of the node that saved it. drop is called once
+ * for each packed value at the end of its life. Inputs that are parameters
+ * pass through as well. */
 typedef struct fsdp_saved_hooks {
     void *(*pack)(void *arg, fsdp_tensor *t);
     fsdp_tensor *(*unpack)(void *arg, void *packed);
@@ -74,8 +74,9 @@ FSDP_API fsdp_status fsdp_saved_hooks_pop(void);
 /* ---- recomputation (activation checkpointing) --------------------------- */
 
 /* Fills out[0..n_out-1] from in[0..n_in-1]; in[i] may be NULL. */
-typedef fsdp_status (*fsdp_checkpoint_fn)(void *arg, fsdp_tensor **in, int n_in,
-                                          fsdp_tensor **out, int n_out);
+typedef fsdp_status (*fsdp_checkpoint_fn)(void *arg, fsdp_tensor **in,
+                                          int n_in, fsdp_tensor **out,
+                                          int n_out);
 
 /* An op that ran in a checkpoint. */
 typedef struct fsdp_checkpoint_op {

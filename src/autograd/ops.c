@@ -218,6 +218,9 @@ fsdp_tensor *fsdp_batch_norm(fsdp_tensor *x, fsdp_tensor *w, fsdp_tensor *b,
                              fsdp_tensor *running_mean, fsdp_tensor *running_var, int training,
                              double momentum, double eps)
 {
+    /* A forward that runs again in backward has moved the statistics the first time, and in
+     * training its output does not depend on them. */
+    if (training && fsdp_recomputing()) running_mean = running_var = NULL;
     fsdp__opcall c = {.op = FSDP__OP_batch_norm,
                       .n_in = 5,
                       .n_out = 1,

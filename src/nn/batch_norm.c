@@ -30,7 +30,7 @@ static fsdp_tensor *forward(fsdp_module *self, fsdp_tensor *x)
                         fsdp_module_buffer(self, "running_mean"),
                         fsdp_module_buffer(self, "running_var"), training, b->momentum, b->eps);
     fsdp_tensor *seen = fsdp_module_buffer(self, "num_batches_tracked");
-    if (!y || !training || fsdp_tensor_device(seen) == FSDP_META) return y;
+    if (!y || !training || fsdp_recomputing() || fsdp_tensor_device(seen) == FSDP_META) return y;
     if (fsdp__tensor_writable(seen, "batch_norm") != FSDP_OK) return NULL;
     ++*(int64_t *)fsdp_data(seen);
     fsdp_touch(seen);

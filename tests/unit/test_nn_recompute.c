@@ -72,8 +72,38 @@ static void test_modules(void **state)
     fsdp_module_free(list);
 }
 
+/* Running statistics move once a forward, not again when it is recomputed. */
+static void test_batch_norm(void **state)
+{
+    (void)state;
+    double mean[2], count[2];
+    fsdp_tensor *grad[2];
+    fsdp_module *m[2];
+    for (int on = 0; on < 2; on++) {
+        m[on] = fsdp_sequential_create();
+        fsdp_module_add(m[on], "up", fsdp_linear_create(C, H, 1));
+        fsdp_module *norm = fsdp_module_add(m[on], "norm", fsdp_batch_norm_create(H, 1e-5, 0.1));
+        check_ok(fsdp_reset_parameters(m[on], 5));
+        if (on) check_ok(fsdp_checkpoint_module(m[on], NULL));
+        fsdp_scope *scope = fsdp_scope_begin();
+        fsdp_tensor *y = fsdp_call(m[on], fsdp_randn(FSDP_F32, 2, SIZES(ROWS, C), 2, "x"));
+        check_ok(fsdp_backward(fsdp_sum(fsdp_mul(y, fsdp_gelu(y)))));
+        mean[on] = fsdp_at(fsdp_module_buffer(norm, "running_mean"), SIZES(2));
+        count[on] = (double)*(int64_t *)fsdp_data(fsdp_module_buffer(norm, "num_batches_tracked"));
+        grad[on] =
+            fsdp_grad(fsdp_param_tensor(fsdp_module_param(fsdp_module_child(m[on], 0), "weight")));
+        fsdp_scope_end(scope);
+    }
+    assert_true(mean[0] == mean[1] && mean[0] != 0 && count[0] == 1 && count[1] == 1);
+    assert_true(check_same_bits(grad[0], grad[1]));
+    fsdp_module_free(m[0]);
+    fsdp_module_free(m[1]);
+    assert_int_equal(check_live(), 0);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_modules)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_modules),
+                                       cmocka_unit_test(test_batch_norm)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -106,7 +106,7 @@ typedef struct fsdp_checkpoint_options {
     fsdp_checkpoint_policy policy; /* NULL: nothing is kept */
     void *policy_arg;
     int no_early_stop;              /* run to the end also when all is there */
-    fsdp_checkpoint_report *report; /* NULL, or filled until the graph is gone */
+    fsdp_checkpoint_report *report; /* may be NULL; used while the graph is */
 } fsdp_checkpoint_options;
 
 /* Calls fn so that what ops save in it is not kept: only `in` is, and what a

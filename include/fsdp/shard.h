@@ -39,7 +39,14 @@ typedef struct fsdp_shard_options {
     fsdp_mixed_precision_policy mp_policy;
     fsdp_shard_placement_fn placement_fn; /* NULL: dim 0 */
     void *placement_arg;
-    int prefetch_limit;   /* units gathered ahead; 0: none */
+    /* Units gathered ahead. n > 0: the next n in the order of the step before.
+     * 0: as FSDP2 does by default, none in forward, and in backward the one
+     * that ended its forward before. -1: none at all. */
+    int prefetch_limit;
+    /* Left alone: neither cut nor gathered nor reduced, also by later calls
+     * that are given them. Read during the call only. */
+    fsdp_param *const *ignored_params;
+    int n_ignored;
     /* Each rank its own gathered copy, read straight from the peers' shards: a
      * shard may be written after backward, after a forward without gradients
      * and after fsdp_unshard, but not between forward and backward. */
@@ -52,13 +59,29 @@ FSDP_API fsdp_shard_options fsdp_shard_defaults(fsdp_mesh *mesh);
 
 /* In place. o NULL: the defaults. Refused: a container without forward, a
  * second call on a module, 0-dim parameters, a dim that the parameter lacks, a
- * mesh of more than two axes, the root before its blocks. */
+ * mesh of more than two axes, the root before its blocks, parameters that
+ * fsdp_to_empty gave memory or that an optimizer holds already. A weight that
+ * another unit has already becomes a unit of its own that both use: gathered
+ * while either runs, its gradients summed, reduced once. */
 FSDP_API fsdp_status fsdp_fully_shard(fsdp_module *m,
                                       const fsdp_shard_options *o);
+/* The same for n modules as one unit: gathered when the first of them is
+ * entered, freed when the last has run, or else at the end of the root's
+ * forward. Modules below others of the list are dropped. Such a unit cannot be
+ * the root. Its name is its modules' names, joined by ", ". */
+FSDP_API fsdp_status fsdp_fully_shard_list(fsdp_module *const *m, int n,
+                                           const fsdp_shard_options *o);
 FSDP_API int fsdp_is_sharded_module(const fsdp_module *m);
 
 /* Gathers m's own unit now and waits; no-op if it is whole. */
 FSDP_API fsdp_status fsdp_unshard(fsdp_module *m);
+/* The same without waiting; fsdp_unshard_wait makes the parameters usable and
+ * frees the handle (also on failure). Works before any forward and on modules
+ * without parameters; a forward of m may come before the wait, and waits. */
+typedef struct fsdp_unshard_handle fsdp_unshard_handle;
+FSDP_API fsdp_status fsdp_unshard_async(fsdp_module *m,
+                                        fsdp_unshard_handle **out);
+FSDP_API fsdp_status fsdp_unshard_wait(fsdp_unshard_handle *h);
 /* Frees the gathered parameters of m's own unit, whatever the policy. */
 FSDP_API fsdp_status fsdp_reshard(fsdp_module *m);
 
@@ -91,6 +114,24 @@ FSDP_API fsdp_status fsdp_set_reduce_scatter_max_input_buffers(fsdp_module *m,
                                                                int recurse);
 FSDP_API fsdp_status fsdp_set_reshard_after_forward(fsdp_module *m, int on,
                                                     int recurse);
+/* off: a unit stays whole after its backward, so the next microbatch need not
+ * gather it. An update of the weights is seen nonetheless: it is stale then. */
+FSDP_API fsdp_status fsdp_set_reshard_after_backward(fsdp_module *m, int on,
+                                                     int recurse);
+/* off: m's own unit is not gathered for backward, for modules whose backward
+ * does not read their weights (an embedding). */
+FSDP_API fsdp_status fsdp_set_unshard_in_backward(fsdp_module *m, int on);
+/* While m runs (after its own gather), or its backward begins, these are
+ * gathered ahead, in this order. Replaces the list of before; n 0: none, and
+ * m's prefetch is the default again. With a list anywhere in a tree nothing is
+ * gathered by the recorded order. An error if one is no sharded module. */
+FSDP_API fsdp_status fsdp_set_modules_to_forward_prefetch(
+    fsdp_module *m, fsdp_module *const *list, int n);
+FSDP_API fsdp_status fsdp_set_modules_to_backward_prefetch(
+    fsdp_module *m, fsdp_module *const *list, int n);
+/* The gathers of the next forward of the root m wait for e, once: for an
+ * optimizer's step that is still under way. e must live until then. */
+FSDP_API fsdp_status fsdp_set_post_optim_event(fsdp_module *m, fsdp_event *e);
 /* off: more backwards follow, and what this one left unfinished may stay so. */
 FSDP_API fsdp_status fsdp_set_is_last_backward(fsdp_module *m, int on);
 
@@ -110,14 +151,26 @@ FSDP_API fsdp_status fsdp_reset_iteration(fsdp_module *m);
     X(FSDP_EVENT_RESHARD, "reshard")                                           \
     X(FSDP_EVENT_POST_BACKWARD, "post_backward")                               \
     X(FSDP_EVENT_REDUCE, "reduce")                                             \
-    X(FSDP_EVENT_PREFETCH, "prefetch")
+    X(FSDP_EVENT_PREFETCH, "prefetch")                                         \
+    X(FSDP_EVENT_ROOT_PRE_FORWARD, "root_pre_forward")                         \
+    X(FSDP_EVENT_PRE_FORWARD, "pre_forward")                                   \
+    X(FSDP_EVENT_POST_FORWARD, "post_forward")                                 \
+    X(FSDP_EVENT_FORCE_COMPLETE, "force_complete_post_forward")                \
+    X(FSDP_EVENT_PRE_BACKWARD, "pre_backward")                                 \
+    X(FSDP_EVENT_ROOT_POST_BACKWARD, "root_post_backward")
 typedef enum fsdp_event_kind {
 #define FSDP__X(e, text) e,
     FSDP_EVENT_LIST(FSDP__X)
 #undef FSDP__X
 } fsdp_event_kind;
-/* Called for each event of each unit below the root m. Real work only: an
- * unshard of a whole unit is no event. */
+/* Called for each event of each unit below the root m. UNSHARD to PREFETCH are
+ * real work only: an unshard of a whole unit is no event. What is gathered
+ * ahead by the recorded order is told as PREFETCH, and as UNSHARD when it comes
+ * to be used; what is gathered ahead by an explicit list or by FSDP2's default
+ * (prefetch_limit 0) is told as UNSHARD at once. The others, and
+ * POST_BACKWARD, are the lines of FSDP2's debug log, which go to the log
+ * callback too (level 3): "FSDP::pre_forward (layers.0)". A unit without
+ * parameters has only the events of a root. */
 typedef void (*fsdp_event_fn)(void *arg, fsdp_event_kind k, const char *unit);
 FSDP_API fsdp_status fsdp_set_event_hook(fsdp_module *m, fsdp_event_fn fn,
                                          void *arg);

@@ -27,27 +27,52 @@ static bool has_param(const fsdp__unit *u, const fsdp_param *p)
     return false;
 }
 
+static bool ignored(const fsdp_shard_options *o, const fsdp_param *p)
+{
+    for (int i = 0; o && i < o->n_ignored; i++)
+        if (o->ignored_params[i] == p) return true;
+    return false;
+}
+
+static fsdp_status check_param(const fsdp_module *m, const char *name, const fsdp_param *p)
+{
+    if (p->ndim == 0)
+        return fsdp__fail(FSDP_INVALID_SHAPE, "%s.%s has no dims and cannot be cut; make it 1-dim",
+                          m->type, name);
+    if (p->optimizers > 0)
+        return fsdp__fail(FSDP_INVALID_STATE,
+                          "an optimizer holds %s whole already, and would keep state for the whole "
+                          "of it; make the optimizer after fsdp_fully_shard",
+                          p->name);
+    if (p->emptied)
+        return fsdp__fail(FSDP_INVALID_STATE,
+                          "fsdp_to_empty gave the whole of %s memory before fsdp_fully_shard, on "
+                          "every rank; call fsdp_fully_shard while it is on the meta device, and "
+                          "fsdp_to_empty after it",
+                          p->name);
+    return FSDP_OK;
+}
+
 /* Depth first, not entering modules that are units already. */
-static fsdp_status gather_params(fsdp__unit *u, fsdp_module *m, int64_t *cap)
+static fsdp_status gather_params(fsdp__unit *u, fsdp_module *m, const fsdp_shard_options *o,
+                                 int64_t *cap)
 {
     for (int64_t i = 0; i < m->in->n_params; i++) {
         fsdp_param *p = m->in->params[i].param;
-        if (has_param(u, p)) continue;
-        const char *name = m->in->params[i].name;
-        if (p->shard)
-            return fsdp__fail(FSDP_UNSUPPORTED,
-                              "%s.%s belongs to another unit already: shard blocks first and the "
-                              "root last, and modules that share a weight as one unit",
-                              m->type, name);
-        if (p->ndim == 0)
-            return fsdp__fail(FSDP_INVALID_SHAPE,
-                              "%s.%s has no dims and cannot be cut; make it 1-dim", m->type, name);
+        if (has_param(u, p) || ignored(o, p)) continue;
+        if (p->shard) {
+            FSDP_TRY(fsdp__tied_prepare(u, p, m));
+            continue;
+        }
+        FSDP_TRY(check_param(m, m->in->params[i].name, p));
         FSDP_TRY(FSDP__GROW(u->params, *cap, u->n_params + 1, "a unit's parameters"));
-        u->params[u->n_params] = (fsdp__fparam){.param = fsdp_param_retain(p), .unit = u};
+        u->params[u->n_params] =
+            (fsdp__fparam){.param = fsdp_param_retain(p), .unit = u, .holder = m, .holder_at = i};
         u->n_params++;
     }
     for (int64_t i = 0; i < m->in->n_children; i++)
-        if (!fsdp__unit_of(m->in->children[i])) FSDP_TRY(gather_params(u, m->in->children[i], cap));
+        if (!fsdp__unit_of(m->in->children[i]))
+            FSDP_TRY(gather_params(u, m->in->children[i], o, cap));
     return FSDP_OK;
 }
 
@@ -149,6 +174,7 @@ static fsdp_status shard_param(fsdp__unit *u, fsdp__fparam *p)
 
 static fsdp_status check_module(const fsdp_module *m)
 {
+    if (!m) return fsdp__fail(FSDP_INVALID_ARGUMENT, "fsdp_fully_shard: the module is NULL");
     if (!fsdp__module_has_forward(m))
         return fsdp__fail(FSDP_INVALID_ARGUMENT,
                           "fsdp_fully_shard of a %s, which has no forward; shard its children, or "
@@ -161,27 +187,25 @@ static fsdp_status check_module(const fsdp_module *m)
     return FSDP_OK;
 }
 
-/* A slice leaves axes of its mesh out. Where these carry other data, nobody would sum the gradients
- * along them and the replicas would drift apart; axes of one rank, and those along which ranks see
- * the same rows, are no matter. */
-static fsdp_status check_slice(const fsdp_mesh *m)
+/* Below another of the list, or there twice. */
+static bool superfluous(fsdp_module *const *m, int n, int i)
 {
-    static const char *const same_data[] = {"tp", "cp", "pp", "ep"};
-    const fsdp_mesh *parent = fsdp_mesh_parent(m);
-    for (int a = 0; a < fsdp_mesh_ndim(parent); a++) {
-        const char *name = fsdp_mesh_axis_name(parent, a);
-        bool fine = fsdp_mesh_size(parent, a) == 1;
-        for (int b = 0; b < fsdp_mesh_ndim(m); b++)
-            fine = fine || !strcmp(name, fsdp_mesh_axis_name(m, b));
-        for (size_t k = 0; k < sizeof same_data / sizeof *same_data; k++)
-            fine = fine || !strcmp(name, same_data[k]);
-        if (!fine)
-            return fsdp__fail(FSDP_UNSUPPORTED,
-                              "fsdp_fully_shard over axis \"%s\" of a mesh that also has \"%s\" "
-                              "%d: gradients would not be summed along it; give the whole mesh",
-                              fsdp_mesh_axis_name(m, 0), name, fsdp_mesh_size(parent, a));
+    for (int k = 0; k < n; k++) {
+        if (k < i && m[k] == m[i]) return true;
+        for (const fsdp_module *up = m[i]->in->parent; up; up = up->in->parent)
+            if (up == m[k]) return true;
     }
-    return FSDP_OK;
+    return false;
+}
+
+/* The last parts of the modules' names, until the tree gives the whole ones. */
+static char *first_name(fsdp_module *const *m, int n)
+{
+    fsdp__str s = {0};
+    for (int i = 0; i < n; i++)
+        fsdp__str_addf(&s, "%s%s", i ? ", " : "", fsdp_module_name(m[i]));
+    if (n == 1 && !*fsdp_module_name(m[0])) return fsdp__strdup("");
+    return fsdp__str_take(&s);
 }
 
 static fsdp_status use_mesh(fsdp__unit *u)
@@ -202,7 +226,6 @@ static fsdp_status use_mesh(fsdp__unit *u)
                           "fsdp_fully_shard over a mesh of %d axes; expected one (shard) or two "
                           "(replicate, then shard)",
                           n);
-    FSDP_TRY(check_slice(u->opt.mesh));
     u->shard = fsdp_mesh_group(u->opt.mesh, n - 1);
     u->replicate = n == 2 ? fsdp_mesh_group(u->opt.mesh, 0) : NULL;
     u->S = fsdp_group_size(u->shard);
@@ -210,32 +233,41 @@ static fsdp_status use_mesh(fsdp__unit *u)
     return FSDP_OK;
 }
 
-fsdp_status fsdp_fully_shard(fsdp_module *m, const fsdp_shard_options *o)
+/* The lists and numbers that depend on how many parameters there are. */
+static fsdp_status make_lists(fsdp__unit *u)
 {
-    if (fsdp_error()) return fsdp_error();
-    if (!m) return fsdp__fail(FSDP_INVALID_ARGUMENT, "fsdp_fully_shard: the module is NULL");
-    FSDP_TRY(check_module(m));
-    fsdp__unit *u = fsdp__calloc(1, sizeof *u, "a unit");
-    if (!u) return fsdp_error();
-    u->opt = o ? *o : fsdp_shard_defaults(NULL);
-    u->module = m;
-    u->sync = u->all_reduce = true;
-    u->max_reductions = 1;
-    fsdp_status s = FSDP_OK;
-    int64_t cap = 0;
-    if (!(u->name = fsdp__strdup(fsdp_module_name(m)))) FSDP_GO(fsdp_error());
-    FSDP_GO(use_mesh(u));
-    FSDP_GO(fsdp__module_name_params(m)); /* the placement function and messages name them */
-    FSDP_GO(gather_params(u, m, &cap));
     size_t n = (size_t)u->n_params + 1;
     u->gather_entries = fsdp__calloc(n, sizeof *u->gather_entries, "a unit");
     u->reduce_entries = fsdp__calloc(n, sizeof *u->reduce_entries, "a unit");
     u->reduce_params = fsdp__calloc(n, sizeof *u->reduce_params, "a unit");
-    if (!u->gather_entries || !u->reduce_entries || !u->reduce_params) FSDP_GO(fsdp_error());
+    return u->gather_entries && u->reduce_entries && u->reduce_params ? FSDP_OK : fsdp_error();
+}
+
+static fsdp_status build(fsdp__unit *u, const fsdp_shard_options *o)
+{
+    int64_t cap = 0;
+    if (!(u->name = first_name(u->modules, u->n_modules))) return fsdp_error();
+    FSDP_TRY(use_mesh(u));
+    for (int k = 0; k < u->n_modules; k++) /* the placement function and messages name them */
+        FSDP_TRY(fsdp__module_name_params(u->modules[k]));
+    for (int k = 0; k < u->n_modules; k++)
+        FSDP_TRY(gather_params(u, u->modules[k], o, &cap));
+    FSDP_TRY(make_lists(u));
+    for (int k = 0; k < u->n_tied; k++)
+        if (!u->tied[k]->gather_entries) {
+            u->tied[k]->n_params = 1;
+            fsdp_status s = make_lists(u->tied[k]);
+            u->tied[k]->n_params = 0;
+            FSDP_TRY(s);
+        }
     for (int i = 0; i < u->n_params; i++)
-        FSDP_GO(shard_param(u, &u->params[i]));
-    FSDP_GO(fsdp__hooks_install(u));
-    /* From here on nothing fails: the shards take the place of the parameters. */
+        FSDP_TRY(shard_param(u, &u->params[i]));
+    return fsdp__hooks_install(u);
+}
+
+/* From here on nothing fails: the shards take the place of the parameters. */
+static void commit(fsdp__unit *u)
+{
     for (int i = 0; i < u->n_params; i++) {
         fsdp__fparam *p = &u->params[i];
         p->param->shard = p;
@@ -243,10 +275,48 @@ fsdp_status fsdp_fully_shard(fsdp_module *m, const fsdp_shard_options *o)
         fsdp__param_set(p->param, p->sharded);
         p->param->unit = u->name;
     }
+    fsdp__tied_commit(u);
     fsdp__unit_name_storages(u);
-    m->in->shard = u;
-    m->in->shard_free = fsdp__unit_free;
-done:
-    if (s != FSDP_OK) fsdp__unit_free(u);
+    for (int k = 0; k < u->n_modules; k++) {
+        u->modules[k]->in->shard = u;
+        u->modules[k]->in->shard_free = fsdp__unit_free;
+    }
+}
+
+fsdp_status fsdp_fully_shard_list(fsdp_module *const *m, int n, const fsdp_shard_options *o)
+{
+    if (fsdp_error()) return fsdp_error();
+    if (!m || n < 1)
+        return fsdp__fail(FSDP_INVALID_ARGUMENT,
+                          "fsdp_fully_shard_list: %d modules; expected one or more", m ? n : 0);
+    for (int i = 0; i < n; i++)
+        FSDP_TRY(check_module(m[i]));
+    fsdp_shard_options opt = o ? *o : fsdp_shard_defaults(NULL);
+    if (opt.n_ignored < 0 || (opt.n_ignored > 0 && !opt.ignored_params))
+        return fsdp__fail(FSDP_INVALID_ARGUMENT, "fsdp_fully_shard: %d ignored parameters at NULL",
+                          opt.n_ignored);
+    if (opt.prefetch_limit < -1)
+        return fsdp__fail(FSDP_INVALID_ARGUMENT,
+                          "fsdp_fully_shard: prefetch_limit %d; expected -1 (nothing ahead), 0 (as "
+                          "FSDP2) or the number of units",
+                          opt.prefetch_limit);
+    fsdp__unit *u = fsdp__unit_new(&opt, n);
+    if (!u) return fsdp_error();
+    for (int i = 0; i < n; i++)
+        if (!superfluous(m, n, i)) u->modules[u->n_modules++] = m[i];
+    u->module = u->modules[0];
+    u->refs = u->n_modules;
+    fsdp_status s = build(u, &opt);
+    if (s == FSDP_OK) {
+        commit(u);
+    } else {
+        u->refs = 1;
+        fsdp__unit_free(u);
+    }
     return s;
+}
+
+fsdp_status fsdp_fully_shard(fsdp_module *m, const fsdp_shard_options *o)
+{
+    return fsdp_fully_shard_list(&m, 1, o);
 }

@@ -70,7 +70,20 @@ fsdp_status fsdp__order_need(fsdp__tree *t, fsdp__unit *u)
     return FSDP_OK;
 }
 
-fsdp_status fsdp__order_prefetch(fsdp__tree *t, fsdp__unit *u)
+/* ---- gathering ahead -------------------------------------------------------------- */
+
+static fsdp_status gather_ahead(fsdp__unit *u, bool told)
+{
+    if (u->state != FSDP__SHARDED || u->n_params == 0) return FSDP_OK;
+    FSDP_TRY(fsdp__unit_unshard(u, !told));
+    u->prefetched = true;
+    u->told = told;
+    u->tree->ahead++;
+    return FSDP_OK;
+}
+
+/* The next of the record. */
+static fsdp_status by_record(fsdp__tree *t, fsdp__unit *u)
 {
     fsdp__order *o = t->order;
     if (!o || !o->known) return FSDP_OK;
@@ -78,11 +91,72 @@ fsdp_status fsdp__order_prefetch(fsdp__tree *t, fsdp__unit *u)
     for (int64_t at = o->at + t->ahead; at < o->count && t->ahead < u->opt.prefetch_limit; at++) {
         fsdp__unit *next = t->units[o->items[at]];
         if (next->state != FSDP__SHARDED) break; /* running now: it comes back later */
-        FSDP_TRY(fsdp__unit_unshard(next, true));
-        next->prefetched = true;
-        t->ahead++;
+        FSDP_TRY(gather_ahead(next, false));
     }
     return FSDP_OK;
+}
+
+static fsdp_status by_list(const fsdp__unit *u, int direction)
+{
+    for (int i = 0; i < u->n_lists[direction]; i++) {
+        fsdp__unit *next = u->lists[direction][i];
+        if (next->tree != u->tree)
+            return fsdp__fail(FSDP_INVALID_STATE,
+                              "unit \"%s\" is in the %s prefetch list of \"%s\" and does not run "
+                              "below the same root; list modules of one tree",
+                              next->name, direction == FSDP__FORWARD ? "forward" : "backward",
+                              u->name);
+        if (direction == FSDP__BACKWARD && !next->unshard_backward) continue;
+        FSDP_TRY(gather_ahead(next, true));
+    }
+    return FSDP_OK;
+}
+
+/* Whether backward will come to unit i: unknown in the first step, which passes for yes. */
+static bool will_come(const fsdp__order *o, int i)
+{
+    if (!o || o->recording) return true;
+    for (int64_t at = o->at; o->known && at < o->count; at++)
+        if (o->items[at] == i) return true;
+    return false;
+}
+
+/* FSDP2's default backward prefetch. */
+static fsdp_status by_post_order(fsdp__tree *t, fsdp__unit *u)
+{
+    if (u->n_posts == 0) return FSDP_OK;
+    int64_t at = u->posts[--u->n_posts];
+    if (at == 0) return FSDP_OK;
+    fsdp__unit *next = t->units[t->post[at - 1]];
+    if (!next->unshard_backward || !will_come(t->order, next->index)) return FSDP_OK;
+    return gather_ahead(next, true);
+}
+
+fsdp_status fsdp__order_prefetch(fsdp__tree *t, fsdp__unit *u, int direction)
+{
+    if (u->n_lists[direction] > 0) return by_list(u, direction);
+    if (u->opt.prefetch_limit < 0) return FSDP_OK;
+    if (u->opt.prefetch_limit > 0 && !t->explicit_lists) return by_record(t, u);
+    return direction == FSDP__BACKWARD ? by_post_order(t, u) : FSDP_OK;
+}
+
+fsdp_status fsdp__order_post(fsdp__tree *t, fsdp__unit *u)
+{
+    if (u->n_params == 0) return FSDP_OK;
+    /* Forwards whose backward never comes must not add up. */
+    if (t->n_post > 4096 + 16 * (int64_t)t->n_units) fsdp__order_forget_posts(t);
+    FSDP_TRY(FSDP__GROW(t->post, t->cap_post, t->n_post + 1, "the order of units"));
+    FSDP_TRY(FSDP__GROW(u->posts, u->cap_posts, u->n_posts + 1, "the order of units"));
+    u->posts[u->n_posts++] = t->n_post;
+    t->post[t->n_post++] = u->index;
+    return FSDP_OK;
+}
+
+void fsdp__order_forget_posts(fsdp__tree *t)
+{
+    t->n_post = 0;
+    for (int i = 0; i < t->n_units; i++)
+        t->units[i]->n_posts = 0;
 }
 
 fsdp_status fsdp__order_end(fsdp__tree *t)

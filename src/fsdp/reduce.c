@@ -36,6 +36,7 @@ fsdp_tensor *fsdp__grad_place(void *arg, int *add)
 {
     fsdp__fparam *p = arg;
     fsdp__unit *u = p->unit;
+    if (u->n_users > 0) u->post_backward = false; /* a use of a tied weight that was not foreseen */
     if (u->post_backward && u->sync && !p->got_grad) {
         fsdp__fail(FSDP_INVALID_STATE,
                    "%s gets a gradient after the gradients of its unit \"%s\" were reduced: it is "
@@ -406,7 +407,7 @@ fsdp_status fsdp__unit_post_backward(fsdp__unit *u)
     for (int i = 0; i < u->n_params; i++)
         any = any || u->params[i].got_grad;
     u->post_backward = true;
-    FSDP_TRY(fsdp__unit_reshard(u));
+    FSDP_TRY(fsdp__unit_after_backward(u));
     FSDP_TRY(reduce(u, any));
     fsdp__event(u, FSDP_EVENT_POST_BACKWARD);
     return FSDP_OK;

@@ -35,9 +35,28 @@
 #include "base/error.h"
 #include "base/memory.h"
 
+/* What FSDP2's debug log has: the others are ours. */
+static void log_event(const fsdp__unit *u, fsdp_event_kind k, bool root)
+{
+    static const char *const names[] = {
+#define FSDP__X(e, text) [e] = text,
+        FSDP_EVENT_LIST(FSDP__X)
+#undef FSDP__X
+    };
+    if (k != FSDP_EVENT_POST_BACKWARD && k <= FSDP_EVENT_PREFETCH) return;
+    if (root || !*u->name)
+        fsdp__log(FSDP__LOG_DEBUG, "FSDP::%s", names[k]);
+    else
+        fsdp__log(FSDP__LOG_DEBUG, "FSDP::%s (%s)", names[k], u->name);
+}
+
 void fsdp__event(fsdp__unit *u, fsdp_event_kind k)
 {
+    bool root = k == FSDP_EVENT_ROOT_PRE_FORWARD || k == FSDP_EVENT_ROOT_POST_BACKWARD ||
+                k == FSDP_EVENT_FORCE_COMPLETE;
+    if (u->n_params == 0 && !root) return; /* nothing of its own happens */
     if (u->tree && u->tree->event) u->tree->event(u->tree->event_arg, k, u->name);
+    if (fsdp__log_enabled(FSDP__LOG_DEBUG)) log_event(u, k, root);
 }
 
 void fsdp__unit_name_storages(fsdp__unit *u)
@@ -175,15 +194,46 @@ fsdp_status fsdp__unit_reshard(fsdp__unit *u)
     u->has_slot = false;
     u->state = FSDP__SHARDED;
     if (u->prefetched) {
-        u->prefetched = false;
+        u->prefetched = u->told = false;
         u->tree->ahead--;
     }
+    for (int i = 0; i < u->n_tied && s == FSDP_OK; i++)
+        s = fsdp__tied_release(u->tied[i]);
     return s;
+}
+
+fsdp_status fsdp__unit_after_backward(fsdp__unit *u)
+{
+    if (u->n_users > 0) return fsdp__tied_release(u);
+    /* Gathered ahead and not used in this backward: its end says whether another one follows. */
+    if (u->prefetched && !u->pre_backward) return FSDP_OK;
+    return u->reshard_backward ? fsdp__unit_reshard(u) : FSDP_OK;
+}
+
+/* ---- making and freeing ----------------------------------------------------------- */
+
+fsdp__unit *fsdp__unit_new(const fsdp_shard_options *o, int n)
+{
+    fsdp__unit *u = fsdp__calloc(1, sizeof *u, "a unit");
+    if (!u) return NULL;
+    u->refs = n;
+    u->opt = *o;
+    u->opt.ignored_params = NULL; /* the caller's, during the call */
+    u->opt.n_ignored = 0;
+    u->sync = u->all_reduce = u->reshard_backward = u->unshard_backward = true;
+    u->max_reductions = 1;
+    u->modules = fsdp__calloc((size_t)n, sizeof *u->modules, "a unit");
+    u->ran = fsdp__calloc((size_t)n, sizeof *u->ran, "a unit");
+    if (u->modules && u->ran) return u;
+    u->refs = 1;
+    fsdp__unit_free(u);
+    return NULL;
 }
 
 void fsdp__unit_free(void *arg)
 {
     fsdp__unit *u = arg;
+    if (!u || --u->refs > 0) return;
     if (u->tree) u->tree->event = NULL; /* who listens may be gone */
     fsdp__unit_drop_grads(u);
     fsdp__unit_reshard(u);
@@ -208,10 +258,18 @@ void fsdp__unit_free(void *arg)
         if (t->n_units == 0) {
             fsdp__order_free(&t->train);
             fsdp__order_free(&t->eval);
+            free(t->post);
             free(t->units);
             free(t);
         }
     }
+    fsdp__tied_leave(u);
+    fsdp__use_release(u->use);
+    for (int k = 0; k < 2; k++)
+        free(u->lists[k]);
+    free(u->posts);
+    free(u->modules);
+    free(u->ran);
     free(u->params);
     free(u->gather_entries);
     free(u->reduce_entries);

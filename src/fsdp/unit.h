@@ -23,6 +23,8 @@ typedef struct fsdp__fparam {
     fsdp_tensor *whole;     /* gathered: one tensor and storage for life; own reference */
     fsdp_tensor *grad;      /* whole gradient in the reduce dtype: filled by the first backward */
     fsdp__cut cut;          /* over the shard group */
+    fsdp_module *holder;    /* where it stands first, */
+    int64_t holder_at;      /* and at which number */
     int64_t slot_offset;    /* bytes, in the unit's shared copy */
     uint32_t version;       /* of the shard that `whole` was filled from */
     bool got_grad;          /* grad holds something since the last reduction */
@@ -40,10 +42,30 @@ typedef enum fsdp__reduce_stage {
 
 typedef enum fsdp__unit_state { FSDP__SHARDED, FSDP__GATHERING, FSDP__WHOLE } fsdp__unit_state;
 
+/* One pass through a unit's modules, from the first entered to the last finished: what backward
+ * waits for before it calls the unit's gradients complete. Shared by the pass's input nodes. */
+typedef struct fsdp__use {
+    fsdp__unit *unit;
+    int refs;
+    int nodes, done;   /* input nodes; those that ran in the backward `backward` */
+    bool at_end;       /* a module had no input that needs a gradient: only the end tells */
+    uint64_t backward; /* the tree's number of a backward */
+} fsdp__use;
+
 struct fsdp__unit {
-    char *name; /* dotted; "" for the root */
-    fsdp_module *module;
+    char *name; /* dotted; "" for the root; paths of a list joined by ", " */
+    int refs;   /* one a module; of a tied weight's: one a user */
+    fsdp_module *module; /* the first; NULL: a tied weight's unit (tied.c) */
+    fsdp_module **modules;
+    int n_modules, n_seen; /* n_seen: while the tree is put together */
+    bool *ran;      /* (n_modules), in the open pass */
+    bool open;      /* a pass is on */
+    fsdp__use *use; /* of the open pass; own reference */
     fsdp__tree *tree; /* NULL until the root's first forward */
+    fsdp__unit **tied, **users; /* units of weights that this one shares; of a tied weight: of whom */
+    int n_tied, n_users;
+    int64_t uses; /* tied: passes forward whose backward has not come */
+    fsdp_param *joining; /* tied: what it will take over when it is committed */
     fsdp_shard_options opt;
     fsdp_group *shard, *replicate; /* replicate NULL: one replica */
     int S, R;
@@ -64,7 +86,10 @@ struct fsdp__unit {
     bool sums_due;           /* they wait for a backward that goes over the replicas */
     bool across;             /* the running reduction does */
     bool prefetched;    /* gathered ahead and not used yet */
+    bool told;          /* its gather ahead was told as an unshard already */
     bool keep;          /* not freed after forward */
+    bool reshard_backward; /* freed after backward */
+    bool unshard_backward; /* gathered for backward */
     bool sync;          /* requires_gradient_sync */
     bool all_reduce;    /* requires_all_reduce */
     double divide;      /* 0: number of ranks */
@@ -74,6 +99,10 @@ struct fsdp__unit {
     bool pre_backward;  /* an output hook fired in this backward */
     bool post_backward; /* done in this backward */
     int index;          /* in the tree's pre-order */
+    fsdp__unit **lists[2]; /* explicit prefetch: forward, backward; empty: by the rules of order.c */
+    int n_lists[2];
+    int64_t *posts; /* its places in the tree's order of finished forwards, the latest last */
+    int64_t n_posts, cap_posts;
 };
 
 /* Which units were gathered, in order, in a forward (and backward). */
@@ -85,6 +114,9 @@ typedef struct fsdp__order {
     bool recording;
 } fsdp__order;
 
+/* Directions of explicit prefetch lists. */
+enum { FSDP__FORWARD, FSDP__BACKWARD };
+
 struct fsdp__tree {
     fsdp_module *root;
     fsdp__unit **units; /* pre-order; units[0] may be a non-root when the root has no unit */
@@ -94,6 +126,11 @@ struct fsdp__tree {
     fsdp__unit *forward_root; /* first unit entered; NULL outside a forward */
     fsdp__unit *reducing;     /* unfinished reductions, the oldest first */
     int ahead;                /* units prefetched and not used yet */
+    bool explicit_lists;      /* some unit has an explicit list: nothing is gathered by the record */
+    int *post;                /* units in the order in which their forwards ended (2.4 of FSDP2) */
+    int64_t n_post, cap_post;
+    uint64_t backward; /* number of the running or next backward */
+    fsdp_event *optim_event; /* the next root forward's gathers wait for it; not owned */
     bool callback_queued, last_backward;
     fsdp_event_fn event;
     void *event_arg;
@@ -107,6 +144,11 @@ fsdp_status fsdp__unit_reshard(fsdp__unit *u);
 void fsdp__unit_name_storages(fsdp__unit *u);
 /* The shards changed since u was gathered. */
 bool fsdp__unit_stale(const fsdp__unit *u);
+/* Its backward is over: frees it, if nobody needs it still. */
+fsdp_status fsdp__unit_after_backward(fsdp__unit *u);
+/* With its defaults, and room for n modules; refs n. NULL: error kept. */
+fsdp__unit *fsdp__unit_new(const fsdp_shard_options *o, int n);
+/* Drops one reference; NULL: nothing. */
 void fsdp__unit_free(void *u);
 void fsdp__event(fsdp__unit *u, fsdp_event_kind k);
 
@@ -145,13 +187,29 @@ fsdp__division fsdp__unit_division(const fsdp__unit *u);
 void fsdp__order_begin(fsdp__tree *t, bool train);
 /* u is needed now and is not whole: notes it. */
 fsdp_status fsdp__order_need(fsdp__tree *t, fsdp__unit *u);
-/* Gathers ahead what comes next, up to the limit of u. */
-fsdp_status fsdp__order_prefetch(fsdp__tree *t, fsdp__unit *u);
+/* Gathers ahead what comes next: u's explicit list, or up to its limit. */
+fsdp_status fsdp__order_prefetch(fsdp__tree *t, fsdp__unit *u, int direction);
+/* u's forward, of which a backward may come, has ended. */
+fsdp_status fsdp__order_post(fsdp__tree *t, fsdp__unit *u);
+void fsdp__order_forget_posts(fsdp__tree *t);
 fsdp_status fsdp__order_end(fsdp__tree *t);
 /* Private copies are read straight from the peers' shards: returns when no rank of the group reads
  * this rank's any more, so that it may be written. */
 fsdp_status fsdp__unit_let_go(fsdp__unit *u);
 void fsdp__order_free(fsdp__order *o);
+
+/* ---- tied.c: weights that several units share ---------------------------------------- */
+/* u, which is being made, holds (in `holder`) the parameter p of another unit too: from the commit
+ * on, which is the last step of making u, they share a unit of p. */
+fsdp_status fsdp__tied_prepare(fsdp__unit *u, fsdp_param *p, const fsdp_module *holder);
+void fsdp__tied_commit(fsdp__unit *u);
+/* None of t's users is whole any more: t is freed. */
+fsdp_status fsdp__tied_release(fsdp__unit *t);
+void fsdp__tied_forward(fsdp__unit *u);      /* a pass of u, whose backward may come, has ended */
+void fsdp__tied_pre_backward(fsdp__unit *u); /* a backward of u begins */
+fsdp_status fsdp__tied_post_backward(fsdp__unit *u); /* and has ended */
+fsdp_status fsdp__tied_reduce(fsdp__unit *t);
+void fsdp__tied_leave(fsdp__unit *u); /* u is freed */
 
 /* ---- tree.c ----------------------------------------------------------------------------- */
 /* Makes the tree of which m is the root, once; checks it against the other ranks. */
@@ -166,6 +224,10 @@ void fsdp__unit_each(fsdp_module *m, int recurse, void (*fn)(fsdp__unit *u, doub
 
 /* ---- hooks.c ------------------------------------------------------------------------------ */
 fsdp_status fsdp__hooks_install(fsdp__unit *u);
+void fsdp__use_release(fsdp__use *use);
+/* What runs around the forward of a module of unit arg: also around other methods. */
+fsdp_status fsdp__pre_forward(void *arg, fsdp_module *m, fsdp_values *in);
+fsdp_status fsdp__post_forward(void *arg, fsdp_module *m, const fsdp_values *in, fsdp_values *out);
 /* The running backward ends with the reductions that are due. */
 fsdp_status fsdp__tree_await_end(fsdp__tree *t);
 

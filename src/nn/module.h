@@ -24,6 +24,8 @@ struct fsdp_param {
     int64_t n_old, cap_old;
     const char *unit;  /* the unit that shards it; NULL: none. Owned by the unit */
     void *shard;       /* fsdp's part; not owned */
+    int optimizers;    /* that hold it */
+    bool emptied;      /* fsdp_to_empty gave it memory while it was whole */
     int64_t listed_at; /* index in the last list of parameters that was made */
 };
 

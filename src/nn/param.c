@@ -139,7 +139,9 @@ fsdp_status fsdp_to_empty(fsdp_module *m, fsdp_device d)
             st->purpose = FSDP_PARAMETERS;
             st->owner = l.items[i].param->name;
         }
+        bool meta = st->device == FSDP_META;
         s = make_real(st, d, l.items[i].param->name);
+        if (s == FSDP_OK && meta && !l.items[i].param->shard) l.items[i].param->emptied = true;
     }
     fsdp_param_list_free(&l);
     return s == FSDP_OK ? buffers_to_empty(m, d) : s;

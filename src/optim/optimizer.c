@@ -36,8 +36,10 @@ static fsdp_optimizer *create(fsdp_module *m)
     o->slots = fsdp__calloc((size_t)l.count + 1, sizeof *o->slots, "an optimizer");
     if (!o->slots) goto fail;
     for (int64_t i = 0; i < l.count; i++)
-        if (l.items[i].param->requires_grad)
+        if (l.items[i].param->requires_grad) {
             o->slots[o->n++] = (fsdp__opt_slot){fsdp_param_retain(l.items[i].param), {0}, -1};
+            l.items[i].param->optimizers++;
+        }
     fsdp_param_list_free(&l);
     if (o->n == 0) {
         fsdp__fail(FSDP_INVALID_ARGUMENT, "an optimizer for a module without trainable parameters");
@@ -93,6 +95,7 @@ void fsdp_optimizer_free(fsdp_optimizer *o)
     for (int64_t i = 0; i < o->n; i++) {
         for (int k = 0; k < FSDP__MAX_STATES; k++)
             fsdp_release(o->slots[i].state[k]);
+        o->slots[i].param->optimizers--;
         fsdp_param_release(o->slots[i].param);
     }
     fsdp__opt_groups_free(o);

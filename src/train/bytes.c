@@ -121,7 +121,9 @@ fsdp_status fsdp__byte_plan_make(const fsdp__train_config *c, fsdp_module *model
     out->rank[FSDP_OPTIMIZER] = states * s.all.shard;
     /* One rank that does not cast computes with the shard itself. */
     bool lent = s.ranks == 1 && s.kept == s.compute;
-    int64_t at_once = 1 + c->prefetch.limit;
+    /* Without a recorded order backward gathers one ahead. */
+    int64_t at_once = 1 + (c->prefetch.limit ? c->prefetch.limit : 1);
+    if (at_once < 1) at_once = 1;
     if (at_once > blocks) at_once = blocks;
     out->rank[FSDP_UNSHARDED] = lent ? 0
                                 : c->parallelism.fsdp_reshard_after_forward == FSDP__RESHARD_NEVER

@@ -197,8 +197,9 @@ static const fsdp__option memory_rows[] = {
     END};
 
 static const fsdp__option prefetch_rows[] = {
-    INT_(prefetch, limit, "1", 0, 1000,
-         "Units that are gathered ahead of the one that computes; 0: none."),
+    INT_(prefetch, limit, "1", -1, 1000,
+         "Units that are gathered ahead of the one that computes, in the order of the step before; "
+         "0: as FSDP2, none in forward and one in backward; -1: none."),
     END};
 
 static const fsdp__unavailable unavailable[] = {

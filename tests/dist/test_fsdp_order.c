@@ -2,8 +2,9 @@
  * test_fsdp_order.c - the order of gathers, reshards and reductions, and how
  * many there are.
  *
- * The orders are those of FSDP2's tests for a model whose root always
- * reshards, without its default backward prefetch (prefetch limit 0).
+ * The orders are those of FSDP2's tests for a model whose root always reshards:
+ * with its own default prefetch (limit 0), with none (-1), and by the recorded
+ * order.
  */
 #include "sharded_net.h"
 
@@ -20,7 +21,7 @@ static void note(void *arg, fsdp_event_kind k, const char *unit)
     events *e = arg;
     const char letter[] = {'U', 'R', 'P', 'S', 'A'};
     size_t n = strlen(e->text);
-    if (k == FSDP_EVENT_REDUCE && !e->reductions) return;
+    if (k > FSDP_EVENT_PREFETCH || (k == FSDP_EVENT_REDUCE && !e->reductions)) return;
     const char *dot = strrchr(unit, '.');
     snprintf(e->text + n, LOG - n, "%s%c%s", n ? " " : "", letter[k], dot ? dot + 1 : "root");
 }
@@ -111,6 +112,10 @@ static void test_default(void **state)
             go(&l, ranks[i]);
             assert_string_equal(l.forward, "Uroot U0 R0 U1 R1 U2 R2 U3 R3 Rroot");
             assert_string_equal(l.backward,
+                                "Uroot U3 U2 R3 P3 U1 R2 P2 U0 R1 P1 R0 P0 Rroot Proot");
+            l = (logs){.steps = steps, .prefetch = -1};
+            go(&l, ranks[i]);
+            assert_string_equal(l.backward,
                                 "Uroot U3 R3 P3 U2 R2 P2 U1 R1 P1 U0 R0 P0 Rroot Proot");
         }
 }
@@ -122,7 +127,7 @@ static void test_kept(void **state)
     logs l = {.no_root = 1};
     go(&l, 2);
     assert_string_equal(l.forward, "Uroot U0 R0 U1 R1 U2 R2 U3 R3");
-    assert_string_equal(l.backward, "U3 R3 P3 U2 R2 P2 U1 R1 P1 U0 R0 P0 Rroot Proot");
+    assert_string_equal(l.backward, "U3 U2 R3 P3 U1 R2 P2 U0 R1 P1 R0 P0 Rroot Proot");
     logs k = {.keep_all = 1, .steps = 2};
     go(&k, 2);
     assert_string_equal(k.forward, "Uroot U0 U1 U2 U3");
@@ -152,7 +157,7 @@ static void test_reductions(void **state)
     (void)state;
     logs l = {.reductions = 1};
     go(&l, 3);
-    assert_string_equal(l.backward, "Uroot U3 R3 S3 P3 U2 R2 S2 P2 U1 R1 S1 P1 U0 R0 S0 P0 Rroot "
+    assert_string_equal(l.backward, "Uroot U3 U2 R3 S3 P3 U1 R2 S2 P2 U0 R1 S1 P1 R0 S0 P0 Rroot "
                                     "Sroot Proot");
 }
 
@@ -164,8 +169,8 @@ static void test_two_forwards(void **state)
     go(&l, 2);
     assert_string_equal(l.forward, "Uroot U0 R0 U1 R1 U2 R2 U3 R3 Rroot "
                                    "Uroot U0 R0 U1 R1 U2 R2 U3 R3 Rroot");
-    assert_string_equal(l.backward, "Uroot U3 R3 P3 U2 R2 P2 U1 R1 P1 U0 R0 P0 "
-                                    "U3 R3 P3 U2 R2 P2 U1 R1 P1 U0 R0 P0 Rroot Proot");
+    assert_string_equal(l.backward, "Uroot U3 U2 R3 P3 U1 R2 P2 U0 R1 P1 R0 P0 "
+                                    "U3 U2 R3 P3 U1 R2 P2 U0 R1 P1 R0 P0 Rroot Proot");
 }
 
 /* Without a backward to come even a root that is kept by default is freed. */

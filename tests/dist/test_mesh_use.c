@@ -58,9 +58,12 @@ static fsdp_status slice_alone(void *arg)
     EXPECT(m);
     fsdp_shard_options o = fsdp_shard_defaults(fsdp_mesh_slice(m, "shard"));
     fsdp_module *l = fsdp_linear_create(3, 3, 0);
-    fsdp_status s = l ? fsdp_fully_shard(l, &o) : fsdp_error();
+    EXPECT(l && fsdp_fully_shard(l, &o) == FSDP_OK && fsdp_reset_parameters(l, 1) == FSDP_OK);
+    fsdp_scope *scope = fsdp_scope_begin();
+    fsdp_tensor *y = fsdp_call(l, fsdp_zeros(FSDP_F32, 2, SIZES(2, 3)));
+    fsdp_scope_end(scope);
     fsdp_module_free(l);
-    return s;
+    return y ? FSDP_OK : fsdp_error();
 }
 
 static fsdp_status slice_of_one(void *arg)

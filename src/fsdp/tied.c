@@ -1,0 +1,225 @@
+/*
+ * tied.c - a weight that several units share.
+ *
+ * It becomes a unit of its own, without a module: gathered while any of its
+ * users is whole, freed with the last of them. Its gradient is one place into
+ * which all uses write, so it is summed before it is reduced; the reduction
+ * comes with the last use in backward, which is known from the passes forward,
+ * and at the end of backward where not.
+ *
+ * Invariants: a tied unit has one parameter and at least one user; it is whole
+ * whenever one of its users is (it may be gathered ahead before); it stands in
+ * its tree behind the first of its users.
+ */
+#include "fsdp/unit.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/error.h"
+#include "base/memory.h"
+
+/* ---- making ------------------------------------------------------------------------ */
+
+static bool below(const fsdp_module *m, const fsdp_module *top)
+{
+    while (m && m != top)
+        m = m->in->parent;
+    return m != NULL;
+}
+
+/* holder lies below a module of u, so u took the parameter too early. */
+static bool too_early(const fsdp__unit *u, const fsdp_module *holder)
+{
+    for (int k = 0; k < u->n_modules; k++)
+        if (below(holder, u->modules[k])) return true;
+    for (int k = 0; k < u->n_users; k++)
+        if (too_early(u->users[k], holder)) return true;
+    return false;
+}
+
+static const char *dtype_or_same(fsdp_dtype t)
+{
+    return t == FSDP_DTYPE_NONE ? "as it is" : fsdp_dtype_name(t);
+}
+
+static fsdp_status fits(const fsdp__unit *u, const fsdp__unit *of, const fsdp_param *p)
+{
+    const fsdp_mixed_precision_policy *a = &u->opt.mp_policy, *b = &of->opt.mp_policy;
+    const char *name = p->name ? p->name : "a weight";
+    if (of->tree)
+        return fsdp__fail(FSDP_INVALID_STATE,
+                          "%s is shared with unit \"%s\", which has run already; call "
+                          "fsdp_fully_shard on all modules before the first forward",
+                          name, of->name);
+    if (u->shard != of->shard || u->replicate != of->replicate ||
+        u->opt.private_gather != of->opt.private_gather)
+        return fsdp__fail(FSDP_UNSUPPORTED,
+                          "%s is shared by units \"%s\" and \"%s\", which have another mesh or "
+                          "way to gather; give both the same",
+                          name, of->name, u->name);
+    if (a->param_dtype != b->param_dtype || a->reduce_dtype != b->reduce_dtype)
+        return fsdp__fail(FSDP_UNSUPPORTED,
+                          "%s is shared by unit \"%s\" (gathered: %s, reduced: %s) and unit \"%s\" "
+                          "(%s, %s); give both one precision policy",
+                          name, of->name, dtype_or_same(b->param_dtype),
+                          dtype_or_same(b->reduce_dtype), u->name, dtype_or_same(a->param_dtype),
+                          dtype_or_same(a->reduce_dtype));
+    return FSDP_OK;
+}
+
+static fsdp_status room(fsdp__unit ***list, int n)
+{
+    fsdp__unit **more = fsdp__realloc(*list, (size_t)n * sizeof **list, "tied weights");
+    if (more) *list = more;
+    return more ? FSDP_OK : fsdp_error();
+}
+
+/* A unit for p, which `of` has: empty until it is committed. */
+static fsdp__unit *make(fsdp__unit *of, fsdp_param *p)
+{
+    fsdp__unit *t = fsdp__unit_new(&of->opt, 1);
+    if (!t) return NULL;
+    t->name = fsdp__strdup(p->name ? p->name : "a shared weight");
+    t->params = fsdp__calloc(1, sizeof *t->params, "a unit's parameters");
+    if (!t->name || !t->params || room(&t->users, 2) != FSDP_OK) {
+        fsdp__unit_free(t);
+        return NULL;
+    }
+    t->joining = p;
+    t->shard = of->shard;
+    t->replicate = of->replicate;
+    t->S = of->S;
+    t->R = of->R;
+    return t;
+}
+
+fsdp_status fsdp__tied_prepare(fsdp__unit *u, fsdp_param *p, const fsdp_module *holder)
+{
+    fsdp__unit *of = ((fsdp__fparam *)p->shard)->unit, *t = of->n_users > 0 ? of : NULL;
+    if (too_early(of, holder))
+        return fsdp__fail(FSDP_UNSUPPORTED,
+                          "%s belongs to unit \"%s\" already, which is around it: shard blocks "
+                          "first and the root last",
+                          p->name ? p->name : "a parameter", of->name);
+    FSDP_TRY(fits(u, of, p));
+    FSDP_TRY(fsdp__unit_reshard(of));
+    for (int k = 0; k < u->n_tied; k++)
+        if (u->tied[k] == t || u->tied[k]->joining == p) return FSDP_OK; /* twice in this unit */
+    /* All memory first: committing cannot fail. */
+    FSDP_TRY(room(&u->tied, u->n_tied + 1));
+    FSDP_TRY(t ? room(&t->users, t->n_users + 1) : room(&of->tied, of->n_tied + u->n_tied + 1));
+    if (!t && !(t = make(of, p))) return fsdp_error();
+    u->tied[u->n_tied++] = t;
+    return FSDP_OK;
+}
+
+/* The parameters of u were moved in memory: who points to them is told, and the places in the
+ * shared copy follow. */
+static void point_to(fsdp__unit *u)
+{
+    bool shared = u->slot_bytes > 0;
+    u->slot_bytes = 0;
+    for (int i = 0; i < u->n_params; i++) {
+        fsdp__fparam *p = &u->params[i];
+        p->unit = u;
+        p->param->shard = p;
+        p->param->unit = u->name;
+        p->whole->ag->provide_arg = p;
+        p->slot_offset = u->slot_bytes;
+        if (shared) u->slot_bytes += (p->whole->st->bytes + 63) / 64 * 64;
+    }
+}
+
+/* p moves from its unit to t. */
+static void move(fsdp__unit *t)
+{
+    fsdp__fparam *p = t->joining->shard;
+    fsdp__unit *of = p->unit;
+    int at = (int)(p - of->params);
+    t->joining = NULL;
+    t->params[0] = *p;
+    t->n_params = 1;
+    t->slot_bytes = of->slot_bytes;
+    memmove(p, p + 1, sizeof *p * (size_t)(of->n_params - at - 1));
+    of->n_params--;
+    point_to(of);
+    point_to(t);
+    of->tied[of->n_tied++] = t;
+    t->users[t->n_users++] = of;
+    t->sync = of->sync;
+    t->divide = of->divide;
+    t->all_reduce = of->all_reduce;
+    t->force_sum = of->force_sum;
+    t->reduce_unused = of->reduce_unused;
+    t->max_reductions = of->max_reductions;
+}
+
+void fsdp__tied_commit(fsdp__unit *u)
+{
+    for (int k = 0; k < u->n_tied; k++) {
+        fsdp__unit *t = u->tied[k];
+        if (t->joining) move(t);
+        t->users[t->n_users++] = u;
+        t->refs = t->n_users;
+    }
+}
+
+void fsdp__tied_leave(fsdp__unit *u)
+{
+    for (int k = 0; k < u->n_tied; k++) {
+        fsdp__unit *t = u->tied[k];
+        bool mine = t->joining != NULL; /* not committed */
+        for (int i = 0; i < t->n_users; i++) {
+            if (t->users[i] != u) continue;
+            t->users[i--] = t->users[--t->n_users];
+            mine = true;
+        }
+        if (mine) fsdp__unit_free(t);
+    }
+    free(u->tied);
+    free(u->users);
+    u->tied = u->users = NULL;
+    u->n_tied = u->n_users = 0;
+}
+
+/* ---- running -------------------------------------------------------------------------- */
+
+fsdp_status fsdp__tied_release(fsdp__unit *t)
+{
+    for (int i = 0; i < t->n_users; i++)
+        if (t->users[i]->state != FSDP__SHARDED) return FSDP_OK;
+    return fsdp__unit_reshard(t);
+}
+
+void fsdp__tied_forward(fsdp__unit *u)
+{
+    for (int i = 0; i < u->n_tied; i++)
+        u->tied[i]->uses++;
+}
+
+void fsdp__tied_pre_backward(fsdp__unit *u)
+{
+    for (int i = 0; i < u->n_tied; i++) {
+        u->tied[i]->pre_backward = true;
+        u->tied[i]->post_backward = false;
+    }
+}
+
+fsdp_status fsdp__tied_reduce(fsdp__unit *t)
+{
+    t->sync = true; /* as long as one user keeps gradients whole, they are kept for all */
+    for (int i = 0; i < t->n_users; i++)
+        t->sync = t->sync && t->users[i]->sync;
+    return fsdp__unit_post_backward(t);
+}
+
+fsdp_status fsdp__tied_post_backward(fsdp__unit *u)
+{
+    for (int i = 0; i < u->n_tied; i++) {
+        fsdp__unit *t = u->tied[i];
+        if (t->uses > 0 && --t->uses > 0) continue;
+        if (t->pre_backward && !t->post_backward) FSDP_TRY(fsdp__tied_reduce(t));
+    }
+    return FSDP_OK;
+}

@@ -13,6 +13,7 @@
 #include "cli/signals.h"
 #include "format/file.h"
 #include "fsdp/data.h"
+#include "fsdp/hf.h"
 #include "generate/generate.h"
 #include "hf/config.h"
 #include "hf/folder.h"
@@ -24,6 +25,7 @@ static const char help[] =
     "\n"
     "options:\n"
     "  --prompt TEXT       the text to continue\n"
+    "  --adapter DIR       adapters of the model, as peft and `fsdp train` (lora) save them\n"
     "  -n, --tokens N      new tokens at most (default: 100, or what the model's longest\n"
     "                      sequence leaves)\n"
     "  --temperature X     above 0: draws tokens, with logits divided by X; 0 (default):\n"
@@ -38,7 +40,7 @@ static const char help[] =
     "example: fsdp generate outputs/hf --prompt 'This License' --tokens 40\n";
 
 typedef struct request {
-    const char *folder, *prompt;
+    const char *folder, *prompt, *adapter;
     fsdp__generate_options o;
     int tokens_given, threads;
 } request;
@@ -69,6 +71,8 @@ static int set(request *r, const char *name, const char *v)
     int code = 0;
     if (strcmp(name, "--prompt") == 0) {
         r->prompt = v;
+    } else if (strcmp(name, "--adapter") == 0) {
+        r->adapter = v;
     } else if (strcmp(name, "-n") == 0 || strcmp(name, "--tokens") == 0) {
         r->tokens_given = 1;
         code = whole(name, v, 1e9, &r->o.tokens);
@@ -172,7 +176,11 @@ static fsdp_status load(const request *r, fsdp_model_config *c, fsdp_module **mo
     FSDP_TRY(fsdp__hf_folder_config(r->folder, c));
     if (!(*tokenizer = fsdp_tokenizer_load(r->folder))) return fsdp_error();
     if (!(*model = fsdp_model_create(c))) return fsdp_error();
-    return fsdp__hf_load_weights(*model, r->folder);
+    if (r->adapter) FSDP_TRY(fsdp_lora_apply_folder(*model, r->adapter));
+    FSDP_TRY(fsdp__hf_load_weights(*model, r->folder));
+    if (!r->adapter) return FSDP_OK;
+    FSDP_TRY(fsdp_lora_load(*model, r->adapter));
+    return fsdp_lora_merge(*model); /* once, instead of beside each token */
 }
 
 static fsdp_status run(request *r)

@@ -19,6 +19,7 @@
 #include "fsdp/hf.h"
 #include "format/file.h"
 #include "format/json.h"
+#include "hf/folder.h"
 #include "hf/folder_internal.h"
 #include "lora/lora.h"
 
@@ -313,6 +314,11 @@ done:
 static bool is_ours(const char *name)
 {
     return !strcmp(name, config_name) || !strcmp(name, weights_name);
+}
+
+fsdp_status fsdp__hf_check_adapter_replaceable(const char *folder)
+{
+    return fsdp__hf_check_files(folder, is_ours);
 }
 
 /* The last parts of the layers' names, where they mean these layers and no others; else the names.

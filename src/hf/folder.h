@@ -28,6 +28,9 @@ typedef struct fsdp__hf_save_options {
  * could not be made, or if it holds other files than a save's. For this rank; changes nothing. */
 fsdp_status fsdp__hf_check_replaceable(const char *folder);
 
+/* The same for fsdp_lora_save. */
+fsdp_status fsdp__hf_check_adapter_replaceable(const char *folder);
+
 /* Writes config.json, generation_config.json, tokenizer.json and the weights. The folder appears
  * under its name when it is complete, and takes the place of an earlier save; one that holds other
  * files as well is refused. Collective: all ranks return after the folder is there, or with the

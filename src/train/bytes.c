@@ -16,9 +16,11 @@
 
 /* Sums over one unit's parameters. */
 typedef struct unit_bytes {
-    int64_t shard;    /* in training.dtype, of the first rank, which holds most */
-    int64_t gathered; /* in the compute dtype */
-    int64_t gradient; /* whole, in the reduce dtype */
+    int64_t shard;                /* as kept, of the first rank, which holds most */
+    int64_t trained;              /* the part of shard that learns */
+    int64_t whole, whole_trained; /* as kept, on one rank */
+    int64_t gathered;             /* in the compute dtype */
+    int64_t gradient;             /* whole, in the reduce dtype */
 } unit_bytes;
 
 typedef struct sums {
@@ -38,8 +40,13 @@ static void add_param(const sums *s, const fsdp_param *p, unit_bytes *u)
     for (int d = 0; d < fsdp_param_ndim(p); d++)
         numel *= fsdp_param_sizes(p)[d];
     int64_t own = rows ? numel / rows * ((rows + s->ranks - 1) / s->ranks) : 0;
-    u->shard += own * s->kept;
+    int64_t kept = (int64_t)fsdp_dtype_size(fsdp_tensor_dtype(fsdp_param_tensor(p)));
+    u->shard += own * kept;
+    u->whole += numel * kept;
     u->gathered += numel * s->compute;
+    if (!fsdp_param_requires_grad(p)) return;
+    u->trained += own * kept;
+    u->whole_trained += numel * kept;
     u->gradient += numel * s->reduce;
 }
 
@@ -67,9 +74,11 @@ static fsdp_status add_units(const fsdp__train_config *c, fsdp_module *model, su
         unit_bytes u = {0};
         FSDP_TRY(add_module(s, fsdp_model_block(model, i), &u));
         s->root.shard -= u.shard;
+        s->root.trained -= u.trained;
         s->root.gathered -= u.gathered;
         s->root.gradient -= u.gradient;
         s->largest.shard = max(s->largest.shard, u.shard);
+        s->largest.trained = max(s->largest.trained, u.trained);
         s->largest.gathered = max(s->largest.gathered, u.gathered);
         s->largest.gradient = max(s->largest.gradient, u.gradient);
     }
@@ -88,16 +97,16 @@ static int64_t total(const int64_t *x)
 static int64_t gradient_bytes(const sums *s, bool accumulate)
 {
     /* What is not cut and not cast keeps the whole gradient as its own. */
-    if (s->ranks == 1 && s->kept == s->reduce) return s->all.shard;
+    if (s->ranks == 1 && s->kept == s->reduce) return s->all.trained;
     if (accumulate && s->largest.gradient)
-        return max(s->all.gradient + s->largest.shard, s->all.shard + s->root.gradient);
+        return max(s->all.gradient + s->largest.trained, s->all.trained + s->root.gradient);
     /* The root's gradients begin with the head, so they are there all the while. When they are
      * reduced, all shards have theirs; */
-    int64_t last = s->all.shard + s->root.gradient;
+    int64_t last = s->all.trained + s->root.gradient;
     /* before, the last block's come beside those of a block whose reduction is not finished. */
-    int64_t reduced = s->all.shard - s->root.shard;
+    int64_t reduced = s->all.trained - s->root.trained;
     int64_t block = reduced + s->root.gradient + s->largest.gradient;
-    int64_t two = reduced - s->largest.shard + s->root.gradient + 2 * s->largest.gradient;
+    int64_t two = reduced - s->largest.trained + s->root.gradient + 2 * s->largest.gradient;
     return s->largest.gradient == 0 ? last : max(last, max(block, two));
 }
 
@@ -113,12 +122,12 @@ fsdp_status fsdp__byte_plan_make(const fsdp__train_config *c, fsdp_module *model
     FSDP_TRY(add_units(c, model, &s));
     memset(out, 0, sizeof *out);
 
-    int64_t whole = s.all.gathered / s.compute * s.kept;
-    out->whole[FSDP_PARAMETERS] = out->whole[FSDP_GRADIENTS] = whole;
-    out->whole[FSDP_OPTIMIZER] = states * whole;
+    out->whole[FSDP_PARAMETERS] = s.all.whole;
+    out->whole[FSDP_GRADIENTS] = s.all.whole_trained;
+    out->whole[FSDP_OPTIMIZER] = states * s.all.whole_trained;
 
     out->rank[FSDP_PARAMETERS] = s.all.shard;
-    out->rank[FSDP_OPTIMIZER] = states * s.all.shard;
+    out->rank[FSDP_OPTIMIZER] = states * s.all.trained;
     /* One rank that does not cast computes with the shard itself. */
     bool lent = s.ranks == 1 && s.kept == s.compute;
     /* Without a recorded order backward gathers one ahead. */

@@ -13,6 +13,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "format/yaml.h"
+#include "train/adapters.h"
 #include "train/groups.h"
 
 #define BIG 1e18 /* no upper bound */
@@ -202,6 +203,26 @@ static const fsdp__option prefetch_rows[] = {
          "0: as FSDP2, none in forward and one in backward; -1: none."),
     END};
 
+static const fsdp__option lora_rows[] = {
+    BOOL_(lora, enable, "false",
+          "Train adapters beside the layers of a frozen model. They are written to "
+          "job.dump_folder/adapter with each checkpoint and at the end, in peft's form."),
+    INT_(lora, rank, "8", 1, 1e6, "Rows of A and columns of B."),
+    FLOAT_(lora, alpha, "16", -BIG, BIG, "The product of B and A counts alpha / rank times."),
+    FLOAT_(lora, dropout, "0", 0, 0.999999999, "Of what A is given, in training."),
+    BOOL_(lora, rslora, "false", "alpha / sqrt(rank) instead."),
+    ROW(lora, target_modules, FSDP__OPT_STRINGS, NULL, 1, 0, NULL,
+        "Which layers, by name or the end of it ([q_proj, v_proj]); none, or all-linear: every "
+        "linear layer of the blocks."),
+    TEXT_(lora, target_pattern, NULL,
+          "Instead, an extended regular expression that whole names must match."),
+    TEXT_(lora, adapter_path, NULL,
+          "Folder of adapters to start from, peft's or of an earlier run; its adapter_config.json "
+          "replaces the options above."),
+    BOOL_(lora, merge, "false",
+          "At the end, add the adapters to the model that checkpoint.last_save_in_hf writes."),
+    END};
+
 static const fsdp__unavailable unavailable[] = {
     {"job.config_file", "the file is the first word behind `fsdp train`"},
     {"job.save_config_file", "the resolved configuration is always written to "
@@ -273,6 +294,7 @@ fsdp_status fsdp__train_config_init(fsdp__train_config *c)
          parallelism_rows, &c->parallelism},
         {"prefetch", "Gathering ahead.", prefetch_rows, &c->prefetch},
         {"memory", "What a rank may hold.", memory_rows, &c->memory},
+        {"lora", "Adapters instead of all weights.", lora_rows, &c->lora},
         {"validation", "The loss on text that is not trained on.", validation_rows, &c->validation},
         {"checkpoint", "What is saved, and what is started from.", checkpoint_rows, &c->checkpoint},
         {"metrics", "What is printed.", metrics_rows, &c->metrics},
@@ -412,6 +434,7 @@ fsdp_status fsdp__train_config_resolve(fsdp__train_config *c, int ranks)
 {
     FSDP_TRY(resolve_degrees(c, ranks));
     FSDP_TRY(resolve_model(c));
+    FSDP_TRY(fsdp__adapters_resolve(c));
     if (!c->job.dump_folder || !*c->job.dump_folder)
         return fsdp__fail(FSDP_INVALID_CONFIG, "job.dump_folder is empty; expected a folder");
     if (!c->data.dir)

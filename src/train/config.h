@@ -91,6 +91,15 @@ typedef struct fsdp__train_config {
     struct {
         int64_t limit;
     } prefetch;
+    struct {
+        bool enable;
+        int64_t rank;
+        double alpha, dropout;
+        bool rslora;
+        fsdp__strings target_modules;
+        char *target_pattern, *adapter_path;
+        bool merge;
+    } lora;
 
     fsdp__section sections[16]; /* whose targets are the structs above: do not copy or move */
     fsdp__options options;

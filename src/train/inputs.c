@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "format/file.h"
 #include "fsdp/data.h"
+#include "train/adapters.h"
 
 /* One token file, with enough in it for a row. */
 static fsdp_status open_tokens(const fsdp__train_config *c, const char *name, int64_t seq_len,
@@ -105,7 +106,10 @@ fsdp_status fsdp__train_inputs_open(const fsdp__train_config *c, bool with_token
     if (!out->tokenizer) FSDP_GO(fsdp_error());
     FSDP_GO(fsdp__train_model_config(c, out->train->vocab_size, &out->model));
     FSDP_GO(check_weights(c));
-    if (with_tokenizer) FSDP_GO(read_tokenizers(c, out));
+    if (with_tokenizer) {
+        FSDP_GO(read_tokenizers(c, out));
+        FSDP_GO(fsdp__adapters_check(c, &out->model));
+    }
 done:
     if (s != FSDP_OK) fsdp__train_inputs_close(out);
     return s;

@@ -184,6 +184,7 @@ static fsdp_status check_places(const fsdp__train_config *c, const fsdp__run_fol
 {
     FSDP_TRY(fsdp__dir_can_make(c->job.dump_folder));
     if (c->checkpoint.enable) FSDP_TRY(fsdp__dir_can_make(f->checkpoints));
+    if (c->lora.enable) FSDP_TRY(fsdp__hf_check_adapter_replaceable(f->adapter));
     return c->checkpoint.last_save_in_hf ? fsdp__hf_check_replaceable(f->hf) : FSDP_OK;
 }
 
@@ -193,8 +194,9 @@ fsdp_status fsdp__run_folder_open(const fsdp__train_config *c, const char *text,
     *out = (fsdp__run_folder){.load_step = -1, .lock = -1};
     out->checkpoints = fsdp__path_join(c->job.dump_folder, c->checkpoint.folder);
     out->hf = fsdp__path_join(c->job.dump_folder, "hf");
+    out->adapter = fsdp__path_join(c->job.dump_folder, "adapter");
     out->metrics = fsdp__path_join(c->job.dump_folder, "metrics.jsonl");
-    if (!out->checkpoints || !out->hf || !out->metrics) return fsdp_error();
+    if (!out->checkpoints || !out->hf || !out->adapter || !out->metrics) return fsdp_error();
     int64_t told[2] = {0, -1};
     if (fsdp_rank() == 0) {
         const char *folder = c->job.dump_folder;
@@ -239,6 +241,7 @@ void fsdp__run_folder_free(fsdp__run_folder *f)
 {
     free(f->checkpoints);
     free(f->hf);
+    free(f->adapter);
     free(f->metrics);
     if (f->lock >= 0) close(f->lock);
     *f = (fsdp__run_folder){.load_step = -1, .lock = -1};

@@ -6,6 +6,7 @@
  *     metrics.jsonl   a JSON object a line
  *     checkpoint/     step-N folders
  *     hf/             the model at the end
+ *     adapter/        the adapters, of the last checkpoint or the end
  */
 #ifndef FSDP_TRAIN_RUN_FOLDER_H
 #define FSDP_TRAIN_RUN_FOLDER_H
@@ -14,7 +15,7 @@
 #include "train/metrics.h"
 
 typedef struct fsdp__run_folder {
-    char *checkpoints, *hf, *metrics; /* paths */
+    char *checkpoints, *hf, *adapter, *metrics; /* paths */
     bool finished;                    /* nothing is left to do */
     int64_t load_step; /* of the checkpoint to go on from; -1: start from the beginning */
     int lock;          /* rank 0's claim on the folder; -1: none */

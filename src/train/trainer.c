@@ -28,6 +28,7 @@
 #include "fsdp/optim.h"
 #include "fsdp/shard.h"
 #include "hf/folder.h"
+#include "train/adapters.h"
 #include "train/bytes.h"
 #include "train/groups.h"
 #include "train/inputs.h"
@@ -52,6 +53,7 @@ typedef struct trainer {
     fsdp_schedule schedule;
     int64_t step;    /* optimizer steps that are done */
     int64_t samples; /* rows that were consumed */
+    int learning;    /* steps that were looked at for adapters without a gradient */
     bool asked;      /* a rank was asked to stop */
     double *sums;    /* (cap) this rank's loss of each call, then 1 if it was asked to stop */
     double *all;     /* (ranks * cap) those of all ranks */
@@ -224,12 +226,15 @@ static fsdp_status fill(trainer *t)
         t->samples = s.samples;
         return fsdp_mark_changed(t->model);
     }
-    if (!c->model.hf_assets_path || !c->checkpoint.initial_load_in_hf)
-        return fsdp_reset_parameters(t->model, (uint64_t)c->debug.seed);
+    if (!c->model.hf_assets_path || !c->checkpoint.initial_load_in_hf) {
+        FSDP_TRY(fsdp_reset_parameters(t->model, (uint64_t)c->debug.seed));
+        return fsdp__adapters_fill(c, t->model);
+    }
     double begin = fsdp__now();
     FSDP_TRY(fsdp__hf_load_weights(t->model, c->model.hf_assets_path));
     fsdp__say(&t->metrics, "weights of %s loaded in %.1f s\n", c->model.hf_assets_path,
               fsdp__now() - begin);
+    FSDP_TRY(fsdp__adapters_fill(c, t->model));
     return fsdp_mark_changed(t->model);
 }
 
@@ -242,6 +247,7 @@ static fsdp_status make_model(trainer *t)
     if (!t->model) return fsdp_error();
     if (t->c->training.dtype == FSDP__TRAIN_BF16)
         FSDP_TRY(fsdp_module_to_dtype(t->model, FSDP_BF16));
+    FSDP_TRY(fsdp__adapters_apply(t->c, t->model, &t->metrics));
     FSDP_TRY(shard(t));
     if (t->c->model.print_after_conversion) {
         char *text = fsdp_module_print(t->model);
@@ -357,6 +363,7 @@ static fsdp_status train_step(trainer *t, fsdp__sampler_step *plan)
     t->loss = sum / (double)plan->valid_tokens;
     FSDP_TRY(check_finite(t, "loss", t->loss));
     FSDP_TRY(clip(t));
+    FSDP_TRY(fsdp__adapters_report(t->c, t->model, &t->learning, &t->metrics));
     fsdp_optimizer_set_lr(t->opt, t->c->optimizer.lr * fsdp_schedule_factor(&t->schedule, t->step));
     FSDP_TRY(fsdp_optimizer_step(t->opt));
     FSDP_TRY(fsdp_zero_grad(t->model));
@@ -423,6 +430,7 @@ static fsdp_status save(trainer *t)
         FSDP_TRY(fsdp__ckpt_prune(t->folder.checkpoints, t->c->checkpoint.keep_latest_k));
     fsdp__say(&t->metrics, "checkpoint %s/step-%lld saved in %.2f s\n", t->folder.checkpoints,
               (long long)t->step, fsdp__now() - begin);
+    FSDP_TRY(fsdp__adapters_save(t->c, t->model, t->folder.adapter, &t->metrics));
     fsdp__metrics_resume(&t->metrics);
     return FSDP_OK;
 }
@@ -525,6 +533,9 @@ static fsdp_status finish(trainer *t)
         return FSDP_INTERRUPTED;
     }
     FSDP_TRY(compare(t));
+    if (!c->checkpoint.enable) /* else the last checkpoint's */
+        FSDP_TRY(fsdp__adapters_save(c, t->model, t->folder.adapter, &t->metrics));
+    FSDP_TRY(fsdp__adapters_merge(c, t->model, &t->metrics));
     if (c->checkpoint.last_save_in_hf) FSDP_TRY(export(t));
     FSDP_TRY(fsdp__run_folder_finish(c, t->step, t->loss, t->validation, t->bigram));
     fsdp__say(&t->metrics, "finished: %lld steps; the run is in %s\n", (long long)t->step,
@@ -541,6 +552,8 @@ static fsdp_status run(trainer *t)
     FSDP_TRY(make_samplers(t));
     FSDP_TRY(make_model(t));
     double flops = fsdp_model_flops_per_token(&t->in.model, t->c->training.seq_len);
+    flops =
+        fsdp__adapters_flops(t->c, t->model, flops, fsdp_model_flops_per_token(&t->in.model, 0));
     FSDP_TRY(
         fsdp__metrics_open(&t->metrics, t->folder.metrics, t->step, t->c->training.steps, flops));
     FSDP_TRY(loop(t));

@@ -100,7 +100,9 @@ typedef struct net_run {
     int whole;                            /* one unit for all */
     int sgd;
     int no_clip;
-    /* Called on every rank: with the model made, before the first step; after each backward. */
+    /* Called on every rank: with the model made, before it is sharded; before the first step; after
+     * each backward. */
+    fsdp_status (*build)(struct net_run *r, net *n);
     fsdp_status (*prepare)(struct net_run *r, net *n);
     fsdp_status (*look)(struct net_run *r, net *n, int step);
     void *arg;
@@ -241,6 +243,7 @@ static inline fsdp_status net_step(net_run *r, net *n, fsdp_optimizer *o, int st
 
 static inline fsdp_status net_train(net_run *r, net *n)
 {
+    if (r->build) EXPECT(r->build(r, n) == FSDP_OK);
     EXPECT(net_shard(r, n) == FSDP_OK);
     EXPECT(fsdp_to_empty(&n->base, FSDP_CPU) == FSDP_OK);
     EXPECT(fsdp_reset_parameters(&n->base, 42) == FSDP_OK);

@@ -92,6 +92,7 @@ typedef struct net_run {
     net_mesh mesh;                  /* PLAIN: no fully_shard */
     int replicas;                   /* HYBRID */
     fsdp_reshard_policy policy;
+    int reshard_ranks; /* not 0: instead of policy */
     int prefetch, private_gather, dim1;
     fsdp_dtype param_dtype, reduce_dtype; /* 0 (f32) stands for none */
     int micro, sync;                      /* microbatches a step (0: 1); reduce each of them */
@@ -138,7 +139,8 @@ static inline fsdp_status net_shard(const net_run *r, net *n)
     fsdp_mesh *mesh = net_make_mesh(r);
     if (!mesh) return fsdp_error();
     fsdp_shard_options o = fsdp_shard_defaults(mesh);
-    o.reshard_after_forward = r->policy;
+    o.reshard_after_forward = r->reshard_ranks ? FSDP_RESHARD_AUTO : r->policy;
+    o.reshard_ranks = r->reshard_ranks;
     o.prefetch_limit = r->prefetch;
     o.private_gather = r->private_gather;
     if (r->dim1) o.placement_fn = net_dim1;

@@ -78,7 +78,9 @@ FSDP_API fsdp_group *fsdp_group_world(void);
 /* Collective over parent: the group of parent's ranks[0..n-1] (ascending).
  * Every rank of parent calls it with the list that it is in; *out belongs to
  * the context and lives as long as it. A list of all of parent's ranks gives a
- * new group too: separate lanes and counters. */
+ * new group too: separate lanes and counters. Gathered copies are shared in
+ * groups made from the world: others have no part of their memory, since
+ * parents without a common rank would deal the same one. */
 FSDP_API fsdp_status fsdp_group_create(fsdp_group *parent, const int *ranks,
                                        int n, const char *name,
                                        fsdp_group **out);

@@ -36,6 +36,11 @@ typedef int (*fsdp_shard_placement_fn)(void *arg, const char *name,
 typedef struct fsdp_shard_options {
     fsdp_mesh *mesh; /* one axis: shard; two: replicate, then shard */
     fsdp_reshard_policy reshard_after_forward;
+    /* FSDP2's integer reshard_after_forward, 0: none. k, a divisor of the
+     * shards: after forward each rank keeps 1/k of the gathered parameters
+     * instead of 1/shards, and backward gathers within groups of k consecutive
+     * ranks. k = shards is ALWAYS; 1 is NEVER, with a warning. */
+    int reshard_ranks;
     fsdp_mixed_precision_policy mp_policy;
     fsdp_shard_placement_fn placement_fn; /* NULL: dim 0 */
     void *placement_arg;

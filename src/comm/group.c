@@ -219,7 +219,9 @@ fsdp_status fsdp_group_create(fsdp_group *parent, const int *ranks, int n, const
     int64_t part_offset = 0, part = 0;
     if (w) {
         int64_t page = 4096, share = w->seg.layout.part / w->size * n;
-        part = n > 1 ? (share + page - 1) / page * page : 0;
+        /* Two parents without a common rank know nothing of each other's groups. */
+        bool dealt = n > 1 && parent->size == w->size;
+        part = dealt ? (share + page - 1) / page * page : 0;
         proposal me = {w->next_slot, hash_list(ranks, n), w->gather_next, part, ranks[0], n};
         proposal *all = fsdp__calloc((size_t)parent->size, sizeof *all, "a group of ranks");
         if (!all) return fsdp_error();
@@ -340,6 +342,12 @@ fsdp_status fsdp_shared_take(fsdp_group *g, int64_t bytes, const char *what, fsd
                                  : "a negative size");
     if (!what) what = "a gathered copy";
     if (!g->world) return fsdp__self_shared_take(bytes, what, out);
+    if (g->part_bytes == 0)
+        return fsdp__fail(
+            FSDP_UNSUPPORTED,
+            "fsdp_shared_take: group %s was made from a part of the world; groups that "
+            "share gathered copies are made from fsdp_group_world()",
+            g->name);
     if (!g->shared) g->shared = fsdp__heap_create(g->part_bytes);
     if (!g->shared) return fsdp_error();
     fsdp_shared s = {.bytes = bytes};

@@ -163,10 +163,6 @@ static fsdp_status shard_param(fsdp__unit *u, fsdp__fparam *p)
     if (!ag) return fsdp_error();
     ag->provide = fsdp__grad_place;
     ag->provide_arg = p;
-    if (u->S > 1 && !u->opt.private_gather) {
-        p->slot_offset = u->slot_bytes;
-        u->slot_bytes += (p->whole->st->bytes + 63) / 64 * 64;
-    }
     return FSDP_OK;
 }
 
@@ -230,7 +226,7 @@ static fsdp_status use_mesh(fsdp__unit *u)
     u->replicate = n == 2 ? fsdp_mesh_group(u->opt.mesh, 0) : NULL;
     u->S = fsdp_group_size(u->shard);
     u->R = u->replicate ? fsdp_group_size(u->replicate) : 1;
-    return FSDP_OK;
+    return fsdp__parts_prepare(u);
 }
 
 /* The lists and numbers that depend on how many parameters there are. */

@@ -241,7 +241,7 @@ static fsdp_status end_pass(fsdp__unit *u, bool grad)
     u->use = NULL;
     /* Without a backward to come even the root is freed, unless it was asked to stay. */
     bool stays = u->keep && (grad || u->opt.reshard_after_forward == FSDP_RESHARD_NEVER);
-    if (!stays) FSDP_TRY(fsdp__unit_reshard(u));
+    if (!stays) FSDP_TRY(grad ? fsdp__unit_reshard_to_parts(u) : fsdp__unit_reshard(u));
     fsdp__event(u, FSDP_EVENT_POST_FORWARD);
     if (!grad) return FSDP_OK;
     fsdp__tied_forward(u);

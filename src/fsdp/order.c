@@ -74,7 +74,7 @@ fsdp_status fsdp__order_need(fsdp__tree *t, fsdp__unit *u)
 
 static fsdp_status gather_ahead(fsdp__unit *u, bool told)
 {
-    if (u->state != FSDP__SHARDED || u->n_params == 0) return FSDP_OK;
+    if (!fsdp__unit_resting(u) || u->n_params == 0) return FSDP_OK;
     FSDP_TRY(fsdp__unit_unshard(u, !told));
     u->prefetched = true;
     u->told = told;
@@ -90,7 +90,7 @@ static fsdp_status by_record(fsdp__tree *t, fsdp__unit *u)
     /* What is ahead already are the next `ahead` of the order. */
     for (int64_t at = o->at + t->ahead; at < o->count && t->ahead < u->opt.prefetch_limit; at++) {
         fsdp__unit *next = t->units[o->items[at]];
-        if (next->state != FSDP__SHARDED) break; /* running now: it comes back later */
+        if (!fsdp__unit_resting(next)) break; /* running now: it comes back later */
         FSDP_TRY(gather_ahead(next, false));
     }
     return FSDP_OK;

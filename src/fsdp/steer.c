@@ -112,6 +112,7 @@ static void set_keep(fsdp__unit *u, double v)
 {
     u->opt.reshard_after_forward = v != 0.0 ? FSDP_RESHARD_ALWAYS : FSDP_RESHARD_NEVER;
     u->keep = v == 0.0;
+    u->part_mesh = NULL;
 }
 
 static void set_reshard_backward(fsdp__unit *u, double v)

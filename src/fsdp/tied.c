@@ -114,20 +114,15 @@ fsdp_status fsdp__tied_prepare(fsdp__unit *u, fsdp_param *p, const fsdp_module *
     return FSDP_OK;
 }
 
-/* The parameters of u were moved in memory: who points to them is told, and the places in the
- * shared copy follow. */
+/* The parameters of u were moved in memory: who points to them is told. */
 static void point_to(fsdp__unit *u)
 {
-    bool shared = u->slot_bytes > 0;
-    u->slot_bytes = 0;
     for (int i = 0; i < u->n_params; i++) {
         fsdp__fparam *p = &u->params[i];
         p->unit = u;
         p->param->shard = p;
         p->param->unit = u->name;
         p->whole->ag->provide_arg = p;
-        p->slot_offset = u->slot_bytes;
-        if (shared) u->slot_bytes += (p->whole->st->bytes + 63) / 64 * 64;
     }
 }
 
@@ -140,19 +135,12 @@ static void move(fsdp__unit *t)
     t->joining = NULL;
     t->params[0] = *p;
     t->n_params = 1;
-    t->slot_bytes = of->slot_bytes;
     memmove(p, p + 1, sizeof *p * (size_t)(of->n_params - at - 1));
     of->n_params--;
     point_to(of);
     point_to(t);
     of->tied[of->n_tied++] = t;
     t->users[t->n_users++] = of;
-    t->sync = of->sync;
-    t->divide = of->divide;
-    t->all_reduce = of->all_reduce;
-    t->force_sum = of->force_sum;
-    t->reduce_unused = of->reduce_unused;
-    t->max_reductions = of->max_reductions;
 }
 
 void fsdp__tied_commit(fsdp__unit *u)
@@ -188,7 +176,7 @@ void fsdp__tied_leave(fsdp__unit *u)
 fsdp_status fsdp__tied_release(fsdp__unit *t)
 {
     for (int i = 0; i < t->n_users; i++)
-        if (t->users[i]->state != FSDP__SHARDED) return FSDP_OK;
+        if (!fsdp__unit_resting(t->users[i])) return FSDP_OK;
     return fsdp__unit_reshard(t);
 }
 
@@ -209,8 +197,15 @@ void fsdp__tied_pre_backward(fsdp__unit *u)
 fsdp_status fsdp__tied_reduce(fsdp__unit *t)
 {
     t->sync = true; /* as long as one user keeps gradients whole, they are kept for all */
-    for (int i = 0; i < t->n_users; i++)
+    t->all_reduce = true;
+    for (int i = 0; i < t->n_users; i++) {
         t->sync = t->sync && t->users[i]->sync;
+        t->all_reduce = t->all_reduce && t->users[i]->all_reduce;
+    }
+    const fsdp__unit *first = t->users[0]; /* it had the parameter */
+    t->divide = first->divide;
+    t->force_sum = first->force_sum;
+    t->reduce_unused = first->reduce_unused;
     return fsdp__unit_post_backward(t);
 }
 

@@ -3,14 +3,18 @@
  *
  *                 unshard                    wait
  *     SHARDED ---------------> GATHERING ---------------> WHOLE
- *        ^                         |                        |
- *        |        reshard          |        reshard         |
- *        +-------------------------+------------------------+
+ *        ^ ^                     ^   |                    |   |
+ *        | |        reshard      |   |      reshard       |   |
+ *        | +---------------------|---+--------------------+   |
+ *        |  reshard              | unshard                    |
+ *        +--------------------- PART <------------------------+
+ *                                      reshard_to_parts
  *
  *     state       registered on the module   memory held
  *     SHARDED     the shard                  shard
- *     GATHERING   the shard                  shard + whole, being filled
+ *     GATHERING   the shard, or the part     shard (and part) + whole, being filled
  *     WHOLE       the whole parameter        shard + whole
+ *     PART        the part (part.c)          shard + 1/k of the whole
  *
  * Invariants (tests cite the numbers)
  *  1. A parameter's whole tensor and storage are one object for life; gather
@@ -74,82 +78,16 @@ bool fsdp__unit_stale(const fsdp__unit *u)
     return false;
 }
 
-/* ---- filling ------------------------------------------------------------------ */
-
-static fsdp_status check_shards(fsdp__unit *u)
-{
-    for (int i = 0; i < u->n_params; i++)
-        FSDP_TRY(fsdp__tensor_readable(u->params[i].sharded, "unshard"));
-    return FSDP_OK;
-}
-
-/* One rank: the shard is the whole. */
-static fsdp_status fill_alone(fsdp__unit *u)
-{
-    for (int i = 0; i < u->n_params; i++) {
-        fsdp__fparam *p = &u->params[i];
-        fsdp__storage *st = p->whole->st;
-        if (p->whole->dtype == p->sharded->dtype) {
-            st->data = p->sharded->st->data; /* lent, not charged: invariant 5 */
-            continue;
-        }
-        FSDP_TRY(fsdp__storage_fill(st, NULL, p->param->name));
-        fsdp__convert(st->data, p->whole->dtype, fsdp_data(p->sharded), p->sharded->dtype,
-                      (size_t)fsdp_numel(p->sharded));
-    }
-    return FSDP_OK;
-}
-
-static void entry_of(fsdp__fparam *p, void *full, fsdp_list_entry *e)
-{
-    *e = (fsdp_list_entry){.outer = p->cut.outer,
-                           .dim = p->cut.dim,
-                           .inner = p->cut.inner,
-                           .chunk = p->cut.chunk,
-                           .shard = fsdp_data(p->sharded),
-                           .shard_dtype = p->sharded->dtype,
-                           .full = full,
-                           .full_dtype = p->whole->dtype,
-                           .present = 1};
-}
-
-static fsdp_status fill_shared(fsdp__unit *u)
-{
-    FSDP_TRY(fsdp_shared_take(u->shard, u->slot_bytes, u->name, &u->slot));
-    u->has_slot = true;
-    for (int i = 0; i < u->n_params; i++) {
-        fsdp__fparam *p = &u->params[i];
-        FSDP_TRY(fsdp__storage_attach(p->whole->st, (char *)(uintptr_t)u->slot.ro + p->slot_offset,
-                                      p->param->name));
-        p->whole->st->read_only = true;
-        entry_of(p, (char *)u->slot.rw + p->slot_offset, &u->gather_entries[i]);
-    }
-    return fsdp_all_gather_list(u->shard, FSDP_LANE_GATHER, u->name, u->gather_entries, u->n_params,
-                                &u->slot, &u->gather);
-}
-
-static fsdp_status fill_private(fsdp__unit *u)
-{
-    for (int i = 0; i < u->n_params; i++) {
-        fsdp__fparam *p = &u->params[i];
-        FSDP_TRY(fsdp__storage_fill(p->whole->st, NULL, p->param->name));
-        entry_of(p, p->whole->st->data, &u->gather_entries[i]);
-    }
-    return fsdp_all_gather_list(u->shard, FSDP_LANE_GATHER, u->name, u->gather_entries, u->n_params,
-                                NULL, &u->gather);
-}
-
 /* ---- transitions ------------------------------------------------------------------ */
 
 fsdp_status fsdp__unit_unshard(fsdp__unit *u, bool ahead)
 {
     if (u->state == FSDP__WHOLE && fsdp__unit_stale(u)) FSDP_TRY(fsdp__unit_reshard(u));
-    if (u->state != FSDP__SHARDED || u->n_params == 0) return FSDP_OK;
-    FSDP_TRY(check_shards(u));
+    if (u->state == FSDP__PART && fsdp__unit_stale(u)) FSDP_TRY(fsdp__unit_reshard(u));
+    if (!fsdp__unit_resting(u) || u->n_params == 0) return FSDP_OK;
+    FSDP_TRY(fsdp__gather_check(u));
     fsdp__event(u, ahead ? FSDP_EVENT_PREFETCH : FSDP_EVENT_UNSHARD);
-    fsdp_status s = u->S == 1           ? fill_alone(u)
-                    : u->slot_bytes > 0 ? fill_shared(u)
-                                        : fill_private(u);
+    fsdp_status s = fsdp__gather_begin(u);
     u->state = FSDP__GATHERING;
     for (int i = 0; i < u->n_params && s == FSDP_OK; i++) {
         fsdp__fparam *p = &u->params[i];
@@ -163,9 +101,7 @@ fsdp_status fsdp__unit_unshard(fsdp__unit *u, bool ahead)
 fsdp_status fsdp__unit_wait(fsdp__unit *u)
 {
     if (u->state != FSDP__GATHERING) return FSDP_OK;
-    fsdp_work *w = u->gather;
-    u->gather = NULL;
-    FSDP_TRY(fsdp_work_wait(w));
+    FSDP_TRY(fsdp__gather_end(u));
     for (int i = 0; i < u->n_params; i++) {
         fsdp__fparam *p = &u->params[i];
         FSDP_TRY(fsdp_requires_grad_(p->whole, p->param->requires_grad));
@@ -175,31 +111,49 @@ fsdp_status fsdp__unit_wait(fsdp__unit *u)
     return FSDP_OK;
 }
 
+/* What unsharding took is given back; the shards, or the parts, stand in the module. */
+static void give_back(fsdp__unit *u)
+{
+    for (int i = 0; i < u->n_params; i++) {
+        fsdp__fparam *p = &u->params[i];
+        fsdp__param_set(p->param, p->part ? p->part : p->sharded);
+    }
+    fsdp__gather_drop(u);
+    u->state = u->parted ? FSDP__PART : FSDP__SHARDED;
+}
+
+/* Weights that it shares are freed whole, with the last of their users. */
+static fsdp_status release_tied(fsdp__unit *u)
+{
+    fsdp_status s = FSDP_OK;
+    for (int i = 0; i < u->n_tied && s == FSDP_OK; i++)
+        s = fsdp__tied_release(u->tied[i]);
+    return s;
+}
+
 fsdp_status fsdp__unit_reshard(fsdp__unit *u)
 {
     if (u->state == FSDP__SHARDED) return FSDP_OK;
     fsdp_status s = FSDP_OK;
-    if (u->gather) { /* prefetched and not needed after all */
-        s = fsdp_work_wait(u->gather);
-        u->gather = NULL;
-    }
+    if (u->state == FSDP__GATHERING) s = fsdp__gather_end(u); /* prefetched, and not needed */
     if (u->state == FSDP__WHOLE) fsdp__event(u, FSDP_EVENT_RESHARD);
-    for (int i = 0; i < u->n_params; i++) {
-        fsdp__fparam *p = &u->params[i];
-        fsdp__param_set(p->param, p->sharded);
-        p->whole->st->read_only = false;
-        fsdp__storage_empty(p->whole->st);
-    }
-    if (u->has_slot) fsdp_shared_give(u->shard, &u->slot);
-    u->has_slot = false;
-    u->state = FSDP__SHARDED;
+    fsdp__parts_drop(u);
+    give_back(u);
     if (u->prefetched) {
         u->prefetched = u->told = false;
         u->tree->ahead--;
     }
-    for (int i = 0; i < u->n_tied && s == FSDP_OK; i++)
-        s = fsdp__tied_release(u->tied[i]);
-    return s;
+    fsdp_status r = release_tied(u);
+    return s != FSDP_OK ? s : r;
+}
+
+fsdp_status fsdp__unit_reshard_to_parts(fsdp__unit *u)
+{
+    if (u->state != FSDP__WHOLE || !u->part_mesh) return fsdp__unit_reshard(u);
+    FSDP_TRY(fsdp__parts_take(u));
+    fsdp__event(u, FSDP_EVENT_RESHARD);
+    give_back(u);
+    return release_tied(u);
 }
 
 fsdp_status fsdp__unit_after_backward(fsdp__unit *u)

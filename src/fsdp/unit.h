@@ -25,7 +25,8 @@ typedef struct fsdp__fparam {
     fsdp__cut cut;          /* over the shard group */
     fsdp_module *holder;    /* where it stands first, */
     int64_t holder_at;      /* and at which number */
-    int64_t slot_offset;    /* bytes, in the unit's shared copy */
+    fsdp_tensor *part;      /* what is kept of `whole` after forward (part.c), or NULL */
+    fsdp__cut part_cut;     /* over the part group */
     uint32_t version;       /* of the shard that `whole` was filled from */
     bool got_grad;          /* grad holds something since the last reduction */
     int64_t sum_at;         /* elements, in the unit's sums */
@@ -40,7 +41,12 @@ typedef enum fsdp__reduce_stage {
     FSDP__REDUCE_REPLICAS /* across replicas */
 } fsdp__reduce_stage;
 
-typedef enum fsdp__unit_state { FSDP__SHARDED, FSDP__GATHERING, FSDP__WHOLE } fsdp__unit_state;
+typedef enum fsdp__unit_state {
+    FSDP__SHARDED,
+    FSDP__GATHERING,
+    FSDP__WHOLE,
+    FSDP__PART
+} fsdp__unit_state;
 
 /* One pass through a unit's modules, from the first entered to the last finished: what backward
  * waits for before it calls the unit's gradients complete. Shared by the pass's input nodes. */
@@ -74,7 +80,10 @@ struct fsdp__unit {
     fsdp__unit_state state;
     fsdp_shared slot;
     bool has_slot;
-    int64_t slot_bytes; /* 0: no shared copy is used */
+    fsdp_group *slot_group;
+    fsdp_mesh *part_mesh; /* (S / k, k): after forward 1/k is kept; NULL: not */
+    fsdp_group *part_group;
+    bool parted; /* the parts exist */
     fsdp_work *gather;
     fsdp_list_entry *gather_entries, *reduce_entries; /* (n_params) each */
     int n_reduce;
@@ -140,6 +149,13 @@ struct fsdp__tree {
 fsdp_status fsdp__unit_unshard(fsdp__unit *u, bool ahead);
 fsdp_status fsdp__unit_wait(fsdp__unit *u);
 fsdp_status fsdp__unit_reshard(fsdp__unit *u);
+/* After forward: keeps 1/k where that was asked for. */
+fsdp_status fsdp__unit_reshard_to_parts(fsdp__unit *u);
+/* Nothing of it is whole or on its way to be. */
+static inline bool fsdp__unit_resting(const fsdp__unit *u)
+{
+    return u->state == FSDP__SHARDED || u->state == FSDP__PART;
+}
 /* Storages say whose they are in messages: by the parameters' present names. */
 void fsdp__unit_name_storages(fsdp__unit *u);
 /* The shards changed since u was gathered. */
@@ -151,6 +167,19 @@ fsdp__unit *fsdp__unit_new(const fsdp_shard_options *o, int n);
 /* Drops one reference; NULL: nothing. */
 void fsdp__unit_free(void *u);
 void fsdp__event(fsdp__unit *u, fsdp_event_kind k);
+
+/* ---- gather.c: how it becomes whole ------------------------------------------------ */
+fsdp_status fsdp__gather_check(fsdp__unit *u);
+fsdp_status fsdp__gather_begin(fsdp__unit *u);
+fsdp_status fsdp__gather_end(fsdp__unit *u);
+/* Empties the whole storages and gives the slot back. */
+void fsdp__gather_drop(fsdp__unit *u);
+
+/* ---- part.c: 1/k of the whole, between forward and backward ------------------------ */
+/* reshard_ranks of the options: checks it, makes the mesh. Collective over the world. */
+fsdp_status fsdp__parts_prepare(fsdp__unit *u);
+fsdp_status fsdp__parts_take(fsdp__unit *u);
+void fsdp__parts_drop(fsdp__unit *u);
 
 /* ---- reduce.c: gradients ---------------------------------------------------------- */
 /* Where backward puts the whole gradient of a parameter (a leaf's provide). */

@@ -3,7 +3,7 @@
  *
  * A mesh belongs to its context: it lives in a list that hangs off it.
  */
-#include "fsdp/mesh.h"
+#include "mesh/mesh.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +17,7 @@
 struct fsdp_mesh {
     fsdp_mesh *next; /* in the context's list */
     fsdp_mesh *parent;
+    const fsdp_mesh *regroups; /* whose last axis this one cuts up */
     fsdp_device device;
     int ndim;
     int size[FSDP_MESH_MAX_DIMS], coord[FSDP_MESH_MAX_DIMS];
@@ -193,6 +194,50 @@ fsdp_mesh *fsdp_mesh_slice(fsdp_mesh *m, const char *name)
     s->group[0] = m->group[a];
     own_by_context(s);
     return s;
+}
+
+/* One axis of the regrouped mesh `to`: the ranks of m's last axis that follow each other, or every
+ * k-th of them. */
+static fsdp_status regroup_axis(const fsdp_mesh *m, fsdp_mesh *to, int axis, int k)
+{
+    fsdp_group *whole = m->group[m->ndim - 1];
+    int n = fsdp_group_size(whole), me = fsdp_group_rank(whole);
+    int size = axis ? k : n / k;
+    int *ranks = fsdp__calloc((size_t)size, sizeof *ranks, "a mesh");
+    if (!ranks) return fsdp_error();
+    for (int i = 0; i < size; i++)
+        ranks[i] = fsdp_group_world_rank(whole, axis ? me / k * k + i : me % k + i * k);
+    fsdp_status s =
+        fsdp_group_create(fsdp_group_world(), ranks, size, to->name[axis], &to->group[axis]);
+    free(ranks);
+    to->size[axis] = size;
+    to->coord[axis] = axis ? me % k : me / k;
+    return s;
+}
+
+fsdp_mesh *fsdp__mesh_regroup(fsdp_mesh *m, int k)
+{
+    static const char *const names[] = {"replicate", "shard"};
+    for (fsdp_mesh *old = fsdp__slot_get(FSDP__SLOT_MESH); old; old = old->next)
+        if (old->regroups == m && old->size[1] == k) return old;
+    fsdp_mesh *r = fsdp__calloc(1, sizeof *r, "a mesh");
+    if (!r) return NULL;
+    r->regroups = m;
+    r->device = m->device;
+    r->ndim = 2;
+    fsdp_status s = FSDP_OK;
+    for (int a = 0; a < 2 && s == FSDP_OK; a++) {
+        r->name[a] = fsdp__strdup(names[a]);
+        s = r->name[a] ? regroup_axis(m, r, a, k) : fsdp_error();
+    }
+    if (s == FSDP_OK) {
+        own_by_context(r);
+        return r;
+    }
+    free(r->name[0]);
+    free(r->name[1]);
+    free(r);
+    return NULL;
 }
 
 fsdp_mesh *fsdp_mesh_parent(const fsdp_mesh *m)

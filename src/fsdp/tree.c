@@ -45,14 +45,23 @@ static void take_place(fsdp__unit *u, fsdp_module *m, int at)
         }
 }
 
+/* m was the root of a tree of its own, and is called "" there. */
+static fsdp_status ran_before(const fsdp_module *m)
+{
+    fsdp__str path = {0};
+    fsdp__module_path(m, &path);
+    fsdp_status s = fsdp__fail(FSDP_INVALID_STATE,
+                               "module \"%s\" ran its own first forward before the root that holds "
+                               "it; run the root first",
+                               fsdp__str_get(&path));
+    fsdp__str_free(&path);
+    return s;
+}
+
 static fsdp_status collect(fsdp__tree *t, fsdp_module *m, int64_t *cap)
 {
     fsdp__unit *u = fsdp__unit_of(m);
-    if (u && u->tree)
-        return fsdp__fail(FSDP_INVALID_STATE,
-                          "module \"%s\" ran its own first forward before the root that holds it; "
-                          "run the root first",
-                          u->name ? u->name : m->type);
+    if (u && u->tree) return ran_before(m);
     if (u && !collected(t, u)) {
         FSDP_TRY(append(t, u, cap));
         u->n_seen = 0;

@@ -78,8 +78,10 @@ bool fsdp__product_dnnl_wanted(const fsdp__product *p)
 {
     fsdp__isa isa = fsdp__cpu_isa();
     if (p->ta != p->tb) return false;
-    if (p->ta == FSDP_F32) return isa >= FSDP__ISA_AVX512;
-    return p->ta == FSDP_BF16 && isa >= FSDP__ISA_AVX512_BF16;
+    /* What they write: f32 from f32, bf16 or f32 from bf16. */
+    if (p->ta == FSDP_F32) return p->tc == FSDP_F32 && isa >= FSDP__ISA_AVX512;
+    return p->ta == FSDP_BF16 && (p->tc == FSDP_BF16 || p->tc == FSDP_F32) &&
+           isa >= FSDP__ISA_AVX512_BF16;
 }
 
 static bool multiply_f32(const fsdp__product *p)

@@ -168,6 +168,7 @@ typedef struct conf_test {
 } conf_test;
 
 #define CONF_TEST(fn) {#fn, fn, NULL}
+#define CONF_TEST_OF(file, fn) {#fn, fn, #file} /* of another file than conf_main's */
 
 static inline void conf_record(const conf_test *t)
 {
@@ -212,7 +213,7 @@ static inline int conf_main(const char *file, conf_test *tests, int n, int argc,
     }
     for (int i = 0; i < n && i < CONF_TESTS_MAX; i++) {
         if (argc == 2 && strcmp(argv[1], tests[i].name)) continue;
-        tests[i].file = file;
+        if (!tests[i].file) tests[i].file = file;
         list[i] = (struct CMUnitTest){tests[i].name, conf_run, NULL, NULL, &tests[i]};
         if (argc == 2) return _cmocka_run_group_tests(tests[i].name, list + i, 1, NULL, NULL);
     }

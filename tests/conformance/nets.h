@@ -354,7 +354,7 @@ static inline fsdp_status conf_parity_rank(void *arg)
 {
     const conf_parity *p = arg;
     double plain[64], sharded[64];
-    conf_numbers a, b;
+    conf_numbers a = {0}, b = {0};
     CHECK_OK(conf_train(p, 0, plain, &a));
     CHECK_OK(conf_train(p, 1, sharded, &b));
     int steps = p->steps ? p->steps : CONF_STEPS;
@@ -443,6 +443,7 @@ typedef struct conf_events {
 static inline void conf_note(void *arg, fsdp_event_kind k, const char *unit)
 {
     conf_events *e = arg;
+    if (k > FSDP_EVENT_PREFETCH) return;
     const char *dot = strrchr(unit, '.'), *name = dot ? dot + 1 : *unit ? unit : "root";
     if (k == FSDP_EVENT_REDUCE && !e->reductions) return;
     if (k == FSDP_EVENT_PREFETCH && !e->ahead) return;

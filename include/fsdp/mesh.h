@@ -33,7 +33,9 @@ FSDP_API fsdp_group *fsdp_mesh_group(const fsdp_mesh *m, int axis);
 FSDP_API fsdp_mesh *fsdp_mesh_slice(fsdp_mesh *m, const char *name);
 /* The mesh that m was sliced from, or NULL. */
 FSDP_API fsdp_mesh *fsdp_mesh_parent(const fsdp_mesh *m);
-/* "replicate 2 x shard 4", and a line for each rank with its place and host.
+/* "replicate 2 x shard 4", a line for each rank with its place and host, and
+ * the groups of each axis with their hosts. Where the shard axis crosses hosts
+ * and the replicate axis does not, also the mesh that would be right.
  * Collective over the world. The caller frees it with free. */
 FSDP_API char *fsdp_mesh_print(fsdp_mesh *m);
 

@@ -13,6 +13,7 @@
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/str.h"
+#include "mesh/hosts.h"
 
 struct fsdp_mesh {
     fsdp_mesh *next; /* in the context's list */
@@ -259,6 +260,22 @@ static int place_of(const fsdp_mesh *m, int a, int rank)
     return 0;
 }
 
+/* A line a rank, and, of a mesh that was not sliced from another, what its axes are on hosts. */
+static void add_hosts(const fsdp_mesh *m, const char *const *host, fsdp__str *s)
+{
+    int world = fsdp_world_size();
+    for (int r = 0; r < world; r++) {
+        fsdp__str_addf(s, "  rank %d:", r);
+        for (int a = 0; a < m->ndim; a++)
+            fsdp__str_addf(s, " %s %d,", m->name[a], place_of(m, a, r));
+        fsdp__str_addf(s, " host %s\n", host[r]);
+    }
+    fsdp__host_table t = {m->ndim, m->size, (const char *const *)m->name, world, host};
+    if (m->parent) return;
+    fsdp__axes_text(&t, s);
+    (void)fsdp__mesh_advice(&t, s);
+}
+
 char *fsdp_mesh_print(fsdp_mesh *m)
 {
     if (!m) {
@@ -274,19 +291,18 @@ char *fsdp_mesh_print(fsdp_mesh *m)
     else
         gethostname(mine, HOST - 1);
     char *all = fsdp__calloc((size_t)world, HOST, "host names");
-    if (!all) return NULL;
+    const char **host = all ? fsdp__calloc((size_t)world, sizeof *host, "host names") : NULL;
     fsdp__str s = {0};
-    if (fsdp_all_gather(fsdp_group_world(), FSDP_LANE_CONTROL, mine, all, HOST, NULL) == FSDP_OK) {
+    if (host &&
+        fsdp_all_gather(fsdp_group_world(), FSDP_LANE_CONTROL, mine, all, HOST, NULL) == FSDP_OK) {
+        for (int r = 0; r < world; r++)
+            host[r] = all + (size_t)r * HOST;
         for (int a = 0; a < m->ndim; a++)
             fsdp__str_addf(&s, "%s%s %d", a ? " x " : "", m->name[a], m->size[a]);
         fsdp__str_add(&s, "\n");
-        for (int r = 0; r < world; r++) {
-            fsdp__str_addf(&s, "  rank %d:", r);
-            for (int a = 0; a < m->ndim; a++)
-                fsdp__str_addf(&s, " %s %d,", m->name[a], place_of(m, a, r));
-            fsdp__str_addf(&s, " host %s\n", all + (size_t)r * HOST);
-        }
+        add_hosts(m, host, &s);
     }
+    free(host);
     free(all);
     return fsdp_error() ? (fsdp__str_free(&s), NULL) : fsdp__str_take(&s);
 }

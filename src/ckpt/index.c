@@ -105,7 +105,7 @@ static fsdp_status both(const char *path, const char *what, const char *option, 
 {
     if (there == wanted) return FSDP_OK;
     return fsdp__fail(FSDP_INVALID_DATA, "%s: it holds %s%s, and this run has %s; %s", path,
-                      there ? "" : "no ", what, wanted ? "one" : "none", option);
+                      there ? "a " : "no ", what, wanted ? "one" : "none", option);
 }
 
 static fsdp_status take_parts(const fsdp__json_at *at, const char *path, const fsdp__ckpt_state *s,

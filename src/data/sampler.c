@@ -83,6 +83,13 @@ fsdp_status fsdp__sampler_plan(const fsdp__sampler *s, int64_t cursor, int rank,
     return FSDP_OK;
 }
 
+void fsdp__sampler_samples(const fsdp__sampler_step *step, int64_t call, int64_t *first, int64_t *n)
+{
+    int64_t start = call * step->microbatch, left = step->own_rows - start;
+    *n = left < 0 ? 0 : min(step->microbatch, left);
+    *first = step->first + step->own_first + start;
+}
+
 static fsdp_status reserve(fsdp__microbatch *mb, int64_t rows, int64_t seq_len)
 {
     int64_t n = rows * seq_len;
@@ -126,8 +133,8 @@ fsdp_status fsdp__sampler_fill(const fsdp__sampler *s, const fsdp__sampler_step 
     if (call < 0 || call >= step->calls)
         return fsdp__fail(FSDP_INVALID_ARGUMENT, "sampler: call %lld of a step with %lld",
                           (long long)call, (long long)step->calls);
-    int64_t start = call * step->microbatch;
-    int64_t rows = min(step->microbatch, step->own_rows - start);
+    int64_t first, rows;
+    fsdp__sampler_samples(step, call, &first, &rows);
     FSDP_TRY(reserve(mb, rows > 0 ? rows : 1, seq_len));
     if (rows <= 0) {
         mb->index = -1;
@@ -140,7 +147,7 @@ fsdp_status fsdp__sampler_fill(const fsdp__sampler *s, const fsdp__sampler_step 
     /* A rank that has rows comes after ranks with full blocks, of `calls` microbatches each. */
     mb->index = step->rank * step->calls + call;
     for (int64_t r = 0; r < rows; r++) {
-        int64_t sample = step->first + step->own_first + start + r;
+        int64_t sample = first + r;
         int64_t at = fsdp__sampler_row(s, sample) * seq_len;
         int64_t *in = mb->inputs + r * seq_len, *to = mb->targets + r * seq_len;
         FSDP_TRY(fsdp__tokens_read(s->tokens, at, seq_len, s->vocab_size, in));

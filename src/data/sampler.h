@@ -60,6 +60,9 @@ typedef struct fsdp__sampler_step {
 fsdp_status fsdp__sampler_plan(const fsdp__sampler *s, int64_t cursor, int rank, int ranks,
                                int64_t microbatch, fsdp__sampler_step *out);
 
+/* The samples of call `call` of the step's rank: *n from id *first, none if it has no row then. */
+void fsdp__sampler_samples(const fsdp__sampler_step *step, int64_t call, int64_t *first, int64_t *n);
+
 /* What one forward call gets. The buffers are reused from call to call. */
 typedef struct fsdp__microbatch {
     int64_t *inputs;   /* (rows, T) */

@@ -31,7 +31,7 @@ typedef struct sums {
 
 static int64_t width(int dtype)
 {
-    return dtype == FSDP__TRAIN_BF16 ? 2 : 4;
+    return dtype == FSDP__TRAIN_F32 ? 4 : 2;
 }
 
 static void add_param(const sums *s, const fsdp_param *p, unit_bytes *u)
@@ -128,6 +128,10 @@ fsdp_status fsdp__byte_plan_make(const fsdp__train_config *c, fsdp_module *model
 
     out->rank[FSDP_PARAMETERS] = s.all.shard;
     out->rank[FSDP_OPTIMIZER] = states * s.all.trained;
+    if (c->training.ema_decay > 0) { /* in float32, as the average is kept */
+        out->whole[FSDP_OPTIMIZER] += s.all.whole_trained / s.kept * 4;
+        out->rank[FSDP_OPTIMIZER] += s.all.trained / s.kept * 4;
+    }
     /* One rank that does not cast computes with the shard itself. */
     bool lent = s.ranks == 1 && s.kept == s.compute;
     /* Without a recorded order backward gathers one ahead. */
@@ -138,7 +142,8 @@ fsdp_status fsdp__byte_plan_make(const fsdp__train_config *c, fsdp_module *model
                                 : c->parallelism.fsdp_reshard_after_forward == FSDP__RESHARD_NEVER
                                     ? s.all.gathered
                                     : s.root.gathered + at_once * s.largest.gathered;
-    out->rank[FSDP_GRADIENTS] = gradient_bytes(&s, microbatches > 1);
+    out->rank[FSDP_GRADIENTS] =
+        gradient_bytes(&s, microbatches > 1 && !c->training.sync_each_microbatch);
     out->whole_total = total(out->whole);
     out->rank_total = total(out->rank);
     return FSDP_OK;

@@ -15,6 +15,7 @@
 #include "format/yaml.h"
 #include "train/adapters.h"
 #include "train/groups.h"
+#include "train/nonfinite.h"
 
 #define BIG 1e18 /* no upper bound */
 #define ROW(sec, field, type, initial, lo, hi, choices, help)                                      \
@@ -120,10 +121,30 @@ static const fsdp__option training_rows[] = {
            "norm is measured and nothing is scaled."),
     ENUM_(training, dtype, "float32", "float32|bfloat16",
           "In which parameters, gradients and optimizer state are kept."),
-    ENUM_(training, mixed_precision_param, "bfloat16", "float32|bfloat16",
-          "In which parameters are gathered and layers compute."),
+    ENUM_(training, mixed_precision_param, "bfloat16", "float32|bfloat16|float16",
+          "In which parameters are gathered and layers compute. With float16 the loss is scaled "
+          "(loss_scale)."),
     ENUM_(training, mixed_precision_reduce, "float32", "float32|bfloat16",
           "In which gradients travel; they are always summed in float32."),
+    FLOAT_(training, loss_scale, "65536", 1e-30, 1e30,
+           "With mixed_precision_param float16: what the loss is multiplied by at first. It is "
+           "halved when a gradient overflows, and that step is left out."),
+    INT_(training, loss_scale_interval, "2000", 1, BIG,
+         "Steps without an overflow after which the loss scale is doubled."),
+    BOOL_(training, sync_each_microbatch, "false",
+          "Sum gradients over the ranks after each microbatch instead of once a step: a rank then "
+          "holds whole gradients of one or two units at a time, not of the model, and sends as "
+          "often as there are microbatches."),
+    FLOAT_(training, ema_decay, "0", 0, 0.999999999,
+           "Decay of a moving average of the weights, in float32, a rank's own part; 0: none. It "
+           "is saved in checkpoints; validation.ema and checkpoint.export_ema use it."),
+    ENUM_(training, nonfinite, "stop", "stop|skip",
+          "When the loss or the gradients of a step are not finite on some rank: stop with a "
+          "report of rank, layer, microbatch and samples, or report, leave the step out and go on "
+          "with the next samples. No weight changes either way."),
+    INT_(training, nonfinite_max_skips, "10", 0, BIG,
+         "Steps in a row that may be left out, overflows of float16 among them; one more stops "
+         "the run."),
     END};
 
 static const fsdp__option parallelism_rows[] = {
@@ -157,6 +178,9 @@ static const fsdp__option checkpoint_rows[] = {
           "At the end, write the model as a Hugging Face folder, job.dump_folder/hf."),
     ENUM_(checkpoint, export_dtype, "float32", "float32|bfloat16|float16",
           "Of the weights in that folder."),
+    BOOL_(checkpoint, export_ema, "false",
+          "With last_save_in_hf: write the moving average of the weights as well, to "
+          "job.dump_folder/hf-ema."),
     END};
 
 static const fsdp__option metrics_rows[] = {
@@ -175,12 +199,18 @@ static const fsdp__option validation_rows[] = {
     INT_(validation, seq_len, "0", 0, BIG, "Tokens of a sequence; 0: training.seq_len."),
     INT_(validation, freq, "10", 1, BIG, "Training steps from one validation to the next."),
     INT_(validation, steps, "-1", -1, BIG, "Batches of a validation; -1: the whole set."),
+    BOOL_(validation, ema, "false",
+          "Measure with the moving average of the weights in their place (training.ema_decay)."),
     END};
 
 static const fsdp__option debug_rows[] = {
     INT_(debug, seed, "0", 0, BIG,
          "Of new weights, of the order of the rows and of dropout. Runs of one seed are the same "
          "to the bit."),
+    TEXT_(debug, inject_nonfinite, NULL,
+          "Rehearsal: a NaN at one place, as forward:RANK:STEP:MICROBATCH:MODULE (its output) or "
+          "backward:... (the gradient of its output); backward:3:2:1:model.layers.2 is rank 3, "
+          "step 2, the second microbatch."),
     END};
 
 static const fsdp__option data_rows[] = {
@@ -430,6 +460,24 @@ static fsdp_status resolve_model(fsdp__train_config *c)
     return FSDP_OK;
 }
 
+/* An option that would have no effect is a mistake. */
+static fsdp_status resolve_ema(const fsdp__train_config *c)
+{
+    const char *asks = c->validation.ema          ? "validation.ema"
+                       : c->checkpoint.export_ema ? "checkpoint.export_ema"
+                                                  : NULL;
+    if (asks && c->training.ema_decay == 0)
+        return fsdp__fail(FSDP_INVALID_CONFIG,
+                          "%s is set and training.ema_decay is 0, so there is no moving average; "
+                          "set training.ema_decay, such as 0.999",
+                          asks);
+    if (c->checkpoint.export_ema && !c->checkpoint.last_save_in_hf)
+        return fsdp__fail(FSDP_INVALID_CONFIG,
+                          "checkpoint.export_ema is set without checkpoint.last_save_in_hf; set "
+                          "both");
+    return FSDP_OK;
+}
+
 fsdp_status fsdp__train_config_resolve(fsdp__train_config *c, int ranks)
 {
     FSDP_TRY(resolve_degrees(c, ranks));
@@ -442,6 +490,11 @@ fsdp_status fsdp__train_config_resolve(fsdp__train_config *c, int ranks)
             FSDP_INVALID_CONFIG,
             "data.dir is not set; expected the folder that `fsdp prepare --out` made");
     FSDP_TRY(fsdp__train_groups_check(c));
+    FSDP_TRY(resolve_ema(c));
+    if (c->debug.inject_nonfinite) {
+        fsdp__injection x;
+        FSDP_TRY(fsdp__injection_parse(c->debug.inject_nonfinite, &x));
+    }
     if (!c->checkpoint.folder || !*c->checkpoint.folder || strchr(c->checkpoint.folder, '/'))
         return fsdp__fail(FSDP_INVALID_CONFIG,
                           "checkpoint.folder is '%s'; expected the name of a folder, without /",

@@ -23,7 +23,7 @@ enum fsdp__flavor {
     FSDP__FLAVOR_135M,
     FSDP__FLAVOR_1B
 };
-enum fsdp__train_dtype { FSDP__TRAIN_F32, FSDP__TRAIN_BF16 };
+enum fsdp__train_dtype { FSDP__TRAIN_F32, FSDP__TRAIN_BF16, FSDP__TRAIN_F16 };
 enum fsdp__reshard_choice { FSDP__RESHARD_DEFAULT, FSDP__RESHARD_ALWAYS, FSDP__RESHARD_NEVER };
 
 typedef struct fsdp__train_config {
@@ -54,6 +54,12 @@ typedef struct fsdp__train_config {
         int64_t local_batch_size, global_batch_size, seq_len, steps;
         double max_norm;
         int dtype, mixed_precision_param, mixed_precision_reduce; /* enum fsdp__train_dtype */
+        double loss_scale;
+        int64_t loss_scale_interval;
+        bool sync_each_microbatch;
+        double ema_decay;
+        int nonfinite; /* 0 stop, 1 skip */
+        int64_t nonfinite_max_skips;
     } training;
     struct {
         int64_t data_parallel_replicate_degree, data_parallel_shard_degree;
@@ -66,6 +72,7 @@ typedef struct fsdp__train_config {
         int64_t interval, keep_latest_k, load_step;
         bool initial_load_in_hf, last_save_in_hf;
         int export_dtype; /* 0 float32, 1 bfloat16, 2 float16 */
+        bool export_ema;
     } checkpoint;
     struct {
         int64_t log_freq;
@@ -76,9 +83,11 @@ typedef struct fsdp__train_config {
     struct {
         bool enable;
         int64_t local_batch_size, seq_len, freq, steps;
+        bool ema;
     } validation;
     struct {
         int64_t seed;
+        char *inject_nonfinite;
     } debug;
     struct {
         char *dir;

@@ -6,6 +6,7 @@
  */
 #include "train/metrics.h"
 
+#include <math.h>
 #include <errno.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -88,7 +89,10 @@ static fsdp_status write_json(fsdp__metrics *m, fsdp__str *line)
 static void add_number(fsdp__str *line, const char *name, double v)
 {
     fsdp__str_addf(line, ", \"%s\": ", name);
-    fsdp__json_real(line, v);
+    if (isfinite(v))
+        fsdp__json_real(line, v);
+    else /* of a step that was left out; JSON has no such numbers */
+        fsdp__str_add(line, "null");
 }
 
 /* ---- the screen -------------------------------------------------------------------------- */

@@ -4,6 +4,8 @@
 #include "train/run_folder.h"
 
 #include <math.h>
+#include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -54,6 +56,20 @@ done:
     free(first);
     free(all);
     return s;
+}
+
+fsdp_status fsdp__fail_alike(fsdp_status code, const char *fmt, ...)
+{
+    if (fsdp_rank() != 0) {
+        fsdp_status s = fsdp_barrier(fsdp_group_world(), FSDP_LANE_CONTROL);
+        return s != FSDP_OK ? s : fsdp__fail(code, "rank 0 did not say why it failed");
+    }
+    char line[2048];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(line, sizeof line, fmt, args);
+    va_end(args);
+    return fsdp__fail(code, "%s", line);
 }
 
 /* ---- the folder -------------------------------------------------------------------------- */
@@ -185,7 +201,8 @@ static fsdp_status check_places(const fsdp__train_config *c, const fsdp__run_fol
     FSDP_TRY(fsdp__dir_can_make(c->job.dump_folder));
     if (c->checkpoint.enable) FSDP_TRY(fsdp__dir_can_make(f->checkpoints));
     if (c->lora.enable) FSDP_TRY(fsdp__hf_check_adapter_replaceable(f->adapter));
-    return c->checkpoint.last_save_in_hf ? fsdp__hf_check_replaceable(f->hf) : FSDP_OK;
+    if (c->checkpoint.last_save_in_hf) FSDP_TRY(fsdp__hf_check_replaceable(f->hf));
+    return c->checkpoint.export_ema ? fsdp__hf_check_replaceable(f->hf_ema) : FSDP_OK;
 }
 
 fsdp_status fsdp__run_folder_open(const fsdp__train_config *c, const char *text, fsdp__metrics *m,
@@ -195,8 +212,10 @@ fsdp_status fsdp__run_folder_open(const fsdp__train_config *c, const char *text,
     out->checkpoints = fsdp__path_join(c->job.dump_folder, c->checkpoint.folder);
     out->hf = fsdp__path_join(c->job.dump_folder, "hf");
     out->adapter = fsdp__path_join(c->job.dump_folder, "adapter");
+    out->hf_ema = fsdp__path_join(c->job.dump_folder, "hf-ema");
     out->metrics = fsdp__path_join(c->job.dump_folder, "metrics.jsonl");
-    if (!out->checkpoints || !out->hf || !out->adapter || !out->metrics) return fsdp_error();
+    if (!out->checkpoints || !out->hf || !out->hf_ema || !out->adapter || !out->metrics)
+        return fsdp_error();
     int64_t told[2] = {0, -1};
     if (fsdp_rank() == 0) {
         const char *folder = c->job.dump_folder;
@@ -242,6 +261,7 @@ void fsdp__run_folder_free(fsdp__run_folder *f)
     free(f->checkpoints);
     free(f->hf);
     free(f->adapter);
+    free(f->hf_ema);
     free(f->metrics);
     if (f->lock >= 0) close(f->lock);
     *f = (fsdp__run_folder){.load_step = -1, .lock = -1};

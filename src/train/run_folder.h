@@ -15,7 +15,7 @@
 #include "train/metrics.h"
 
 typedef struct fsdp__run_folder {
-    char *checkpoints, *hf, *adapter, *metrics; /* paths */
+    char *checkpoints, *hf, *hf_ema, *adapter, *metrics; /* paths */
     bool finished;                    /* nothing is left to do */
     int64_t load_step; /* of the checkpoint to go on from; -1: start from the beginning */
     int lock;          /* rank 0's claim on the folder; -1: none */
@@ -24,6 +24,9 @@ typedef struct fsdp__run_folder {
 /* Compares text, the resolved configuration, over the ranks: an error on each rank whose text is
  * another than rank 0's, naming the options. Collective. */
 fsdp_status fsdp__config_agree(const char *text);
+
+/* An error that all ranks have found alike: rank 0 says it, and the others end with its text. */
+fsdp_status fsdp__fail_alike(fsdp_status code, const char *fmt, ...) FSDP_PRINTF(2, 3);
 
 /* Looks at the folder of c and decides where to begin; changes nothing. An error if another run
  * works in it, or if it could not be made or written. Rank 0 does that and tells the others.

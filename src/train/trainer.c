@@ -11,11 +11,9 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/convert.h"
 #include "base/cpu.h"
 #include "base/error.h"
 #include "base/memory.h"
@@ -32,8 +30,11 @@
 #include "train/bytes.h"
 #include "train/groups.h"
 #include "train/inputs.h"
+#include "train/losses.h"
 #include "train/metrics.h"
+#include "train/nonfinite.h"
 #include "train/run_folder.h"
+#include "train/update.h"
 
 typedef struct trainer {
     const fsdp__train_config *c;
@@ -47,6 +48,8 @@ typedef struct trainer {
     fsdp_mesh *mesh;
     fsdp_module *model;
     fsdp_optimizer *opt;
+    fsdp__update update;
+    fsdp__injection injection;
     fsdp__byte_plan plan;
     fsdp__sampler sampler, validator;
     fsdp__microbatch mb;
@@ -55,27 +58,9 @@ typedef struct trainer {
     int64_t samples; /* rows that were consumed */
     int learning;    /* steps that were looked at for adapters without a gradient */
     bool asked;      /* a rank was asked to stop */
-    double *sums;    /* (cap) this rank's loss of each call, then 1 if it was asked to stop */
-    double *all;     /* (ranks * cap) those of all ranks */
-    int64_t cap;
-    double loss, grad_norm, validation, bigram;
+    fsdp__losses losses;
+    double loss, validation, bigram;
 } trainer;
-
-/* An error that all ranks have found alike: rank 0 says it, and the others end with its text. */
-FSDP_PRINTF(3, 4)
-static fsdp_status fail_alike(const trainer *t, fsdp_status code, const char *fmt, ...)
-{
-    if (t->rank != 0) {
-        fsdp_status s = fsdp_barrier(t->world, FSDP_LANE_CONTROL);
-        return s != FSDP_OK ? s : fsdp__fail(code, "rank 0 did not say why it failed");
-    }
-    char line[1024];
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(line, sizeof line, fmt, args);
-    va_end(args);
-    return fsdp__fail(code, "%s", line);
-}
 
 /* ---- before anything is allocated ------------------------------------------------------- */
 
@@ -119,6 +104,14 @@ static fsdp_status make_samplers(trainer *t)
     FSDP_TRY(fsdp__sampler_init(&t->sampler, t->in.train, t->in.model.vocab_size,
                                 c->training.seq_len, c->training.global_batch_size,
                                 (uint64_t)c->debug.seed, c->data.shuffle));
+    fsdp__sampler_step plan;
+    FSDP_TRY(
+        fsdp__sampler_plan(&t->sampler, 0, t->rank, t->ranks, c->training.local_batch_size, &plan));
+    fsdp__say(&t->metrics,
+              "%lld sequences a step: %d ranks x %lld microbatches of at most %lld; the loss is "
+              "divided by the valid tokens of the step, %lld\n",
+              (long long)plan.rows, t->ranks, (long long)plan.calls, (long long)plan.microbatch,
+              (long long)plan.valid_tokens);
     if (!t->in.validation) return FSDP_OK;
     /* Validation takes the rows in order, once; all ranks together have one batch a step. */
     return fsdp__sampler_init(&t->validator, t->in.validation, t->in.model.vocab_size,
@@ -127,11 +120,6 @@ static fsdp_status make_samplers(trainer *t)
 }
 
 /* ---- the model --------------------------------------------------------------------------- */
-
-static fsdp_dtype dtype_of(int choice)
-{
-    return choice == FSDP__TRAIN_BF16 ? FSDP_BF16 : FSDP_F32;
-}
 
 static fsdp_status shard(trainer *t)
 {
@@ -143,8 +131,8 @@ static fsdp_status shard(trainer *t)
     const fsdp__train_config *c = t->c;
     fsdp_shard_options o = fsdp_shard_defaults(t->mesh);
     o.reshard_after_forward = policies[c->parallelism.fsdp_reshard_after_forward];
-    o.mp_policy.param_dtype = dtype_of(c->training.mixed_precision_param);
-    o.mp_policy.reduce_dtype = dtype_of(c->training.mixed_precision_reduce);
+    o.mp_policy.param_dtype = fsdp__train_dtype_of(c->training.mixed_precision_param);
+    o.mp_policy.reduce_dtype = fsdp__train_dtype_of(c->training.mixed_precision_reduce);
     o.prefetch_limit = (int)c->prefetch.limit;
     o.private_gather = !c->memory.shared_gather;
     int64_t blocks = c->parallelism.fsdp_units == 0 ? fsdp_model_block_count(t->model) : 0;
@@ -178,8 +166,8 @@ static fsdp_status check_limit(trainer *t)
     if (limit == 0 || t->plan.rank_total <= limit) return FSDP_OK;
     fsdp__str_add_bytes(&need, (double)t->plan.rank_total);
     fsdp__str_add_bytes(&bound, (double)limit);
-    fsdp_status s = fail_alike(
-        t, FSDP_NO_MEMORY,
+    fsdp_status s = fsdp__fail_alike(
+        FSDP_NO_MEMORY,
         "memory.limit is %s a rank, and this layout needs %s before any activation (table above); "
         "cut the model over more ranks (parallelism.data_parallel_shard_degree is %lld, "
         "data_parallel_replicate_degree %lld) or raise the limit",
@@ -220,10 +208,12 @@ static fsdp_status fill(trainer *t)
 {
     const fsdp__train_config *c = t->c;
     if (t->folder.load_step >= 0) {
-        fsdp__ckpt_state s = {0};
+        fsdp__ckpt_state s = {.ema = t->update.ema, .scaler = t->update.scaler};
         FSDP_TRY(fsdp__ckpt_load(t->model, t->opt, t->folder.checkpoints, t->folder.load_step, &s));
         t->step = s.step;
         t->samples = s.samples;
+        t->update.skipped = s.skipped;
+        t->update.skipped_in_row = s.skipped_in_row;
         return fsdp_mark_changed(t->model);
     }
     if (!c->model.hf_assets_path || !c->checkpoint.initial_load_in_hf) {
@@ -248,6 +238,10 @@ static fsdp_status make_model(trainer *t)
     if (t->c->training.dtype == FSDP__TRAIN_BF16)
         FSDP_TRY(fsdp_module_to_dtype(t->model, FSDP_BF16));
     FSDP_TRY(fsdp__adapters_apply(t->c, t->model, &t->metrics));
+    if (t->c->debug.inject_nonfinite) {
+        FSDP_TRY(fsdp__injection_parse(t->c->debug.inject_nonfinite, &t->injection));
+        FSDP_TRY(fsdp__injection_install(&t->injection, t->model));
+    }
     FSDP_TRY(shard(t));
     if (t->c->model.print_after_conversion) {
         char *text = fsdp_module_print(t->model);
@@ -258,42 +252,18 @@ static fsdp_status make_model(trainer *t)
     FSDP_TRY(check_limit(t));
     FSDP_TRY(fsdp_to_empty(t->model, FSDP_CPU));
     FSDP_TRY(make_optimizer(t));
+    FSDP_TRY(fsdp__update_make(&t->update, t->c, t->model, t->opt, &t->metrics));
     FSDP_TRY(fill(t));
     return fsdp__run_folder_begin(t->c, t->text.p, &t->folder);
 }
 
 /* ---- losses --------------------------------------------------------------------------------- */
 
-static fsdp_status reserve_sums(trainer *t, int64_t calls)
+/* The sum of all ranks' losses of a step; notes whether one was asked to stop. */
+static fsdp_status sum_losses(trainer *t, const fsdp__sampler_step *plan, fsdp__loss_sum *sum)
 {
-    if (calls + 1 <= t->cap) return FSDP_OK;
-    free(t->sums);
-    free(t->all);
-    t->sums = fsdp__calloc((size_t)(calls + 1), sizeof *t->sums, "losses");
-    t->all = fsdp__calloc((size_t)((calls + 1) * t->ranks), sizeof *t->all, "losses");
-    t->cap = t->sums && t->all ? calls + 1 : 0;
-    return t->cap ? FSDP_OK : fsdp_error();
-}
-
-/* The sum of all ranks' losses: microbatches in the order of their rows are the leaves of one tree,
- * so that it does not depend on which rank computed which. */
-static fsdp_status sum_losses(trainer *t, const fsdp__sampler_step *plan, double *sum)
-{
-    int64_t calls = plan->calls, n = 0;
-    t->sums[calls] = t->stop && t->stop() ? 1.0 : 0.0;
-    FSDP_TRY(fsdp_all_gather(t->world, FSDP_LANE_CONTROL, t->sums, t->all,
-                             (calls + 1) * (int64_t)sizeof *t->sums, NULL));
-    int64_t block = (plan->rows + t->ranks - 1) / t->ranks;
-    for (int r = 0; r < t->ranks; r++) {
-        const double *theirs = t->all + r * (calls + 1);
-        t->asked = t->asked || theirs[calls] != 0.0;
-        int64_t rows = plan->rows - r * block;
-        if (rows > block) rows = block;
-        int64_t full = rows > 0 ? (rows + plan->microbatch - 1) / plan->microbatch : 0;
-        for (int64_t i = 0; i < full; i++)
-            t->all[n++] = theirs[i]; /* moves towards the front, never over what is still needed */
-    }
-    *sum = fsdp__tree_sum(t->all, n);
+    FSDP_TRY(fsdp__losses_sum(&t->losses, t->world, plan, t->stop && t->stop(), sum));
+    t->asked = t->asked || sum->flag;
     return FSDP_OK;
 }
 
@@ -311,61 +281,93 @@ static fsdp_tensor *forward(trainer *t)
 
 /* ---- a step --------------------------------------------------------------------------------- */
 
-/* One microbatch: its loss into t->sums, its gradients, scaled by the step's tokens, into the
- * parameters'. The ranks' gradients are summed in the last call of a step. */
+/* Forward of call `call` of the step: the sum of its losses. */
+static fsdp_tensor *forward_call(trainer *t, const fsdp__sampler_step *plan, int64_t call)
+{
+    t->injection.now_step = t->step + 1;
+    t->injection.now_call = call;
+    if (fsdp__sampler_fill(&t->sampler, plan, call, &t->mb) != FSDP_OK ||
+        fsdp_random_set((uint64_t)t->c->debug.seed, (uint64_t)t->step, t->mb.samples, t->mb.rows) !=
+            FSDP_OK)
+        return NULL;
+    return forward(t);
+}
+
+/* One microbatch: its loss into t->losses, its gradients, scaled by the step's tokens, into the
+ * parameters'. The ranks' gradients are summed in the last call of a step, or in each. */
 static fsdp_status forward_backward(trainer *t, const fsdp__sampler_step *plan, int64_t call)
 {
     bool last = call == plan->calls - 1;
-    FSDP_TRY(fsdp__sampler_fill(&t->sampler, plan, call, &t->mb));
-    FSDP_TRY(
-        fsdp_random_set((uint64_t)t->c->debug.seed, (uint64_t)t->step, t->mb.samples, t->mb.rows));
-    FSDP_TRY(fsdp_set_requires_gradient_sync(t->model, last, 1));
+    bool sync = last || t->c->training.sync_each_microbatch;
+    FSDP_TRY(fsdp_set_requires_gradient_sync(t->model, sync, 1));
     FSDP_TRY(fsdp_set_is_last_backward(t->model, last));
     fsdp_scope *scope = fsdp_scope_begin();
-    fsdp_tensor *loss = forward(t);
-    t->sums[call] = loss ? fsdp_item(loss) : 0.0;
-    fsdp_status s = fsdp_backward(fsdp_scale(loss, 1.0 / (double)plan->valid_tokens));
+    fsdp_tensor *loss = forward_call(t, plan, call);
+    t->losses.mine[call] = loss ? fsdp_item(loss) : 0.0;
+    fsdp_status s =
+        fsdp_backward(fsdp_scale(loss, fsdp__update_loss_factor(&t->update, plan->valid_tokens)));
     fsdp_scope_end(scope);
     return s != FSDP_OK ? s : fsdp_error();
 }
 
-static fsdp_status check_finite(const trainer *t, const char *what, double v)
+/* ---- a step that is not finite -------------------------------------------------------------- */
+
+typedef struct replay {
+    trainer *t;
+    const fsdp__sampler_step *plan;
+} replay;
+
+static fsdp_tensor *replay_loss(void *arg, int64_t call)
 {
-    if (isfinite(v)) return FSDP_OK;
-    return fail_alike(t, FSDP_NON_FINITE,
-                      "step %lld: the %s is %g; no weight was changed. Lower optimizer.lr, raise "
-                      "lr_scheduler.warmup_steps, or look at the data",
-                      (long long)t->step + 1, what, v);
+    const replay *r = arg;
+    return fsdp_scale(forward_call(r->t, r->plan, call),
+                      fsdp__update_loss_factor(&r->t->update, r->plan->valid_tokens));
 }
 
-/* The norm of the gradients, which are scaled down to max_norm where they are longer. */
-static fsdp_status clip(trainer *t)
+/* All ranks are here alike. Reports where it came from; then the run ends, or the step is left out.
+ */
+static fsdp_status not_finite(trainer *t, const fsdp__sampler_step *plan, const fsdp__loss_sum *sum)
 {
-    double max_norm = t->c->training.max_norm;
-    if (max_norm == 0) {
-        FSDP_TRY(fsdp_grad_norm(t->model, 2.0, &t->grad_norm));
-        return check_finite(t, "gradient norm", t->grad_norm);
-    }
-    fsdp_status s = fsdp_clip_grad_norm(t->model, max_norm, &t->grad_norm);
-    if (s != FSDP_OK) (void)fsdp__error_place("step %lld", (long long)t->step + 1);
+    replay r = {t, plan};
+    fsdp__probe p = {t->model, &t->sampler, plan, replay_loss, &r};
+    fsdp__str text = {0};
+    fsdp_status s = sum->bad_rank >= 0
+                        ? fsdp__nonfinite_loss(&p, sum->bad_rank, sum->bad_call, t->loss, &text)
+                        : fsdp__nonfinite_gradient(&p, t->update.grad_norm, &text);
+    if (s == FSDP_OK && t->c->training.nonfinite == 0)
+        s = fsdp__fail_alike(
+            FSDP_NON_FINITE,
+            "step %lld: %s; no weight was changed. Lower optimizer.lr, raise "
+            "lr_scheduler.warmup_steps, look at those samples, or set training.nonfinite "
+            "skip",
+            (long long)t->step + 1, fsdp__str_get(&text));
+    else if (s == FSDP_OK)
+        s = fsdp__update_skip(&t->update, t->step + 1, false, fsdp__str_get(&text), &t->metrics);
+    fsdp__str_free(&text);
     return s;
 }
 
 static fsdp_status train_step(trainer *t, fsdp__sampler_step *plan)
 {
-    double sum = 0.0;
+    fsdp__loss_sum sum;
+    fsdp__verdict verdict = FSDP__GRADIENTS_BAD;
     FSDP_TRY(fsdp__sampler_plan(&t->sampler, t->samples, t->rank, t->ranks,
                                 t->c->training.local_batch_size, plan));
-    FSDP_TRY(reserve_sums(t, plan->calls));
+    FSDP_TRY(fsdp__losses_reserve(&t->losses, t->ranks, plan->calls));
     for (int64_t call = 0; call < plan->calls; call++)
         FSDP_TRY(forward_backward(t, plan, call));
     FSDP_TRY(sum_losses(t, plan, &sum));
-    t->loss = sum / (double)plan->valid_tokens;
-    FSDP_TRY(check_finite(t, "loss", t->loss));
-    FSDP_TRY(clip(t));
-    FSDP_TRY(fsdp__adapters_report(t->c, t->model, &t->learning, &t->metrics));
+    t->loss = sum.sum / (double)plan->valid_tokens;
     fsdp_optimizer_set_lr(t->opt, t->c->optimizer.lr * fsdp_schedule_factor(&t->schedule, t->step));
-    FSDP_TRY(fsdp_optimizer_step(t->opt));
+    if (sum.bad_rank < 0) FSDP_TRY(fsdp__update_look(&t->update, &verdict));
+    if (verdict == FSDP__GRADIENTS_FINE) {
+        FSDP_TRY(fsdp__adapters_report(t->c, t->model, &t->learning, &t->metrics));
+        FSDP_TRY(fsdp__update_apply(&t->update));
+    } else if (verdict == FSDP__GRADIENTS_OVERFLOW) {
+        FSDP_TRY(fsdp__update_skip(&t->update, t->step + 1, true, NULL, &t->metrics));
+    } else {
+        FSDP_TRY(not_finite(t, plan, &sum));
+    }
     FSDP_TRY(fsdp_zero_grad(t->model));
     t->step++;
     t->samples = plan->first + plan->rows;
@@ -377,23 +379,24 @@ static fsdp_status train_step(trainer *t, fsdp__sampler_step *plan)
 static fsdp_status validate_batches(trainer *t, int64_t *tokens, double *loss)
 {
     int64_t steps = t->c->validation.steps;
-    double total = 0.0, sum;
+    double total = 0.0;
+    fsdp__loss_sum sum;
     *tokens = 0;
     for (int64_t i = 0, at = 0; at < t->validator.rows && (steps < 0 || i < steps); i++) {
         fsdp__sampler_step plan;
         FSDP_TRY(fsdp__sampler_plan(&t->validator, at, t->rank, t->ranks,
                                     t->c->validation.local_batch_size, &plan));
-        FSDP_TRY(reserve_sums(t, plan.calls));
+        FSDP_TRY(fsdp__losses_reserve(&t->losses, t->ranks, plan.calls));
         for (int64_t call = 0; call < plan.calls; call++) {
             FSDP_TRY(fsdp__sampler_fill(&t->validator, &plan, call, &t->mb));
             fsdp_scope *scope = fsdp_scope_begin();
             fsdp_tensor *one = forward(t);
-            t->sums[call] = one ? fsdp_item(one) : 0.0;
+            t->losses.mine[call] = one ? fsdp_item(one) : 0.0;
             fsdp_scope_end(scope);
             FSDP_TRY(fsdp_error());
         }
         FSDP_TRY(sum_losses(t, &plan, &sum));
-        total += sum;
+        total += sum.sum;
         *tokens += plan.valid_tokens;
         at = plan.first + plan.rows;
     }
@@ -408,9 +411,11 @@ static fsdp_status validate(trainer *t)
     (void)fsdp__metrics_peak(&t->metrics);
     fsdp_module_train(t->model, 0);
     fsdp_no_grad_begin();
-    fsdp_status s = validate_batches(t, &tokens, &t->validation);
+    fsdp_status s = t->c->validation.ema ? fsdp_ema_swap_in(t->update.ema) : FSDP_OK;
+    if (s == FSDP_OK) s = validate_batches(t, &tokens, &t->validation);
     fsdp_no_grad_end();
     fsdp_module_train(t->model, 1);
+    if (t->c->validation.ema && s == FSDP_OK) s = fsdp_ema_swap_out(t->update.ema);
     FSDP_TRY(s);
     FSDP_TRY(
         fsdp__metrics_validation(&t->metrics, t->step, t->validation, tokens, fsdp__now() - begin));
@@ -424,7 +429,12 @@ static fsdp_status validate(trainer *t)
 static fsdp_status save(trainer *t)
 {
     double begin = fsdp__now();
-    fsdp__ckpt_state s = {.step = t->step, .samples = t->samples};
+    fsdp__ckpt_state s = {.step = t->step,
+                          .samples = t->samples,
+                          .skipped = t->update.skipped,
+                          .skipped_in_row = t->update.skipped_in_row,
+                          .ema = t->update.ema,
+                          .scaler = t->update.scaler};
     FSDP_TRY(fsdp__ckpt_save(t->model, t->opt, t->folder.checkpoints, &s));
     if (t->rank == 0)
         FSDP_TRY(fsdp__ckpt_prune(t->folder.checkpoints, t->c->checkpoint.keep_latest_k));
@@ -441,7 +451,12 @@ static fsdp_status export(trainer *t)
     fsdp__hf_save_options o = {dtypes[t->c->checkpoint.export_dtype], t->in.tokenizer, 0};
     FSDP_TRY(fsdp__hf_save_folder(t->model, &t->in.model, t->folder.hf, &o));
     fsdp__say(&t->metrics, "model saved as Hugging Face folder %s\n", t->folder.hf);
-    return FSDP_OK;
+    if (!t->c->checkpoint.export_ema) return FSDP_OK;
+    FSDP_TRY(fsdp_ema_swap_in(t->update.ema));
+    FSDP_TRY(fsdp__hf_save_folder(t->model, &t->in.model, t->folder.hf_ema, &o));
+    fsdp__say(&t->metrics, "moving average of the weights saved as Hugging Face folder %s\n",
+              t->folder.hf_ema);
+    return fsdp_ema_swap_out(t->update.ema);
 }
 
 /* ---- the run ------------------------------------------------------------------------------------
@@ -494,7 +509,7 @@ static fsdp_status loop(trainer *t)
             FSDP_TRY(print_bytes(t));
         if (t->step == first + 1 || t->step % c->metrics.log_freq == 0 ||
             t->step == c->training.steps)
-            FSDP_TRY(fsdp__metrics_line(&t->metrics, t->step, t->loss, t->grad_norm,
+            FSDP_TRY(fsdp__metrics_line(&t->metrics, t->step, t->loss, t->update.grad_norm,
                                         fsdp_optimizer_lr(t->opt)));
         if (c->validation.enable && t->step % c->validation.freq == 0) {
             FSDP_TRY(validate(t));
@@ -570,19 +585,19 @@ fsdp_status fsdp__train(const fsdp__train_config *c, int (*stop)(void))
                  .world = fsdp_group_world(),
                  .folder = {.load_step = -1, .lock = -1},
                  .loss = NAN,
-                 .grad_norm = NAN,
+                 .update = {.grad_norm = NAN},
                  .validation = NAN,
                  .bigram = NAN};
     fsdp__metrics_init(&t.metrics, t.rank, t.ranks);
     fsdp_status s = run(&t);
     fsdp__metrics_close(&t.metrics);
+    fsdp__update_free(&t.update);
     fsdp_optimizer_free(t.opt);
     fsdp_module_free(t.model);
     fsdp__microbatch_free(&t.mb);
     fsdp__train_inputs_close(&t.in);
     fsdp__run_folder_free(&t.folder);
     fsdp__str_free(&t.text);
-    free(t.sums);
-    free(t.all);
+    fsdp__losses_free(&t.losses);
     return s;
 }

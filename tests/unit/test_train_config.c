@@ -58,6 +58,7 @@ static void defaults_are_torchtitans(void **state)
     assert_int_equal(c.training.steps, 10000);
     assert_int_equal(c.lr_scheduler.warmup_steps, 200);
     assert_int_equal(c.parallelism.data_parallel_shard_degree, -1);
+    assert_int_equal(c.training.dtype, FSDP__TRAIN_F32); /* weights and state keep their digits */
     assert_int_equal(c.training.mixed_precision_param, FSDP__TRAIN_BF16);
     assert_int_equal(c.training.mixed_precision_reduce, FSDP__TRAIN_F32);
     assert_int_equal(c.checkpoint.keep_latest_k, 10);

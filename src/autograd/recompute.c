@@ -394,6 +394,7 @@ static fsdp_status report(fsdp__frame *f, fsdp_tensor *const *in)
     for (int64_t i = 0; i < f->n_slots; i++)
         t[i] = f->slots[i].t;
     f->o.report->recomputations++;
+    f->o.report->ops = f->ops;
     f->o.report->saved_bytes = distinct_bytes(t, f->n_slots);
     f->o.report->input_bytes = distinct_bytes(in, f->n_in);
     free(t);
@@ -453,6 +454,9 @@ static fsdp_status replay(fsdp__frame *f, fsdp__grad_state *g)
                           "backward through a checkpoint whose forward is still running");
     fsdp_scope *scope = fsdp_scope_begin();
     if (!scope) return fsdp_error();
+    fsdp_memory_stats m;
+    fsdp_memory_get(&m);
+    if (f->o.report) f->o.report->peak_before = m.peak[FSDP_ACTIVATIONS];
     fsdp_tensor *in[FSDP_CUSTOM_MAX] = {NULL};
     fsdp_status s = take_inputs(f, in);
     if (s == FSDP_OK) s = call_again(f, g, in);

@@ -13,6 +13,7 @@
 #include "base/memory.h"
 #include "base/rng.h"
 #include "format/yaml.h"
+#include "train/recompute.h"
 #include "train/adapters.h"
 #include "train/groups.h"
 #include "train/nonfinite.h"
@@ -161,6 +162,22 @@ static const fsdp__option parallelism_rows[] = {
           "What is gathered at once: each transformer block and the rest, or the whole model."),
     END};
 
+static const fsdp__option recompute_rows[] = {
+    ENUM_(activation_checkpoint, mode, "none", "none|full|selective|memory_budget",
+          "Which activations of the transformer blocks are not held from forward to backward but "
+          "computed again there. No number changes. full: all but the blocks' inputs; selective: "
+          "see selective_ac_option; memory_budget: as few as the budget allows, chosen from what "
+          "the first microbatch measures."),
+    TEXT_(activation_checkpoint, selective_ac_option, "2",
+          "A number k: every k-th block is recomputed. op: all blocks, but the outputs of "
+          "attention and of every second matrix product are held."),
+    FLOAT_(activation_checkpoint, memory_budget, "0.5", 0.01, 0.99,
+           "Peak of activations as a share of that of mode none (mode memory_budget)."),
+    BOOL_(activation_checkpoint, early_stop, "true",
+          "A block's recomputation ends when all that its backward needs is there; false: it runs "
+          "to the block's end."),
+    END};
+
 static const fsdp__option checkpoint_rows[] = {
     BOOL_(checkpoint, enable, "false",
           "Save checkpoints, at the end as well, and go on from the newest at the start."),
@@ -296,7 +313,13 @@ static const fsdp__unavailable unavailable[] = {
     {"checkpoint.create_seed_checkpoint", "initial weights do not depend on the ranks"},
     {"checkpoint.load_only", "set checkpoint.interval beyond training.steps"},
     {"checkpoint.enable_ft_dataloader_checkpoints", "there are no replica groups that come and go"},
-    {"activation_checkpoint.*", "activations are not recomputed yet"},
+    {"activation_checkpoint.per_op_sac_force_recompute_mm_shapes_by_fqns",
+     "there are no models with experts yet; selective_ac_option: op names what is held"},
+    {"activation_checkpoint.preserve_rng_state", "dropout is always replayed exactly"},
+    {"activation_checkpoint.determinism_check", "recomputed tensors are always compared"},
+    {"activation_checkpoint.visualize_memory_budget_pareto",
+     "what a budget costs is printed behind the first microbatch"},
+    {"activation_checkpoint.debug", "an error names the op that differs"},
     {"compile.*", "there is no compiler"},
     {"quantize.*", "there are no quantised layers yet"},
     {"comm.trace_buf_size", "calls are not recorded yet"},
@@ -322,6 +345,8 @@ fsdp_status fsdp__train_config_init(fsdp__train_config *c)
         {"lr_scheduler", "The learning rate as a function of the step.", lr_rows, &c->lr_scheduler},
         {"parallelism", "How the model is cut over the ranks. The degrees multiply to the ranks.",
          parallelism_rows, &c->parallelism},
+        {"activation_checkpoint", "What is computed again in backward instead of held.",
+         recompute_rows, &c->activation_checkpoint},
         {"prefetch", "Gathering ahead.", prefetch_rows, &c->prefetch},
         {"memory", "What a rank may hold.", memory_rows, &c->memory},
         {"lora", "Adapters instead of all weights.", lora_rows, &c->lora},
@@ -482,6 +507,7 @@ fsdp_status fsdp__train_config_resolve(fsdp__train_config *c, int ranks)
 {
     FSDP_TRY(resolve_degrees(c, ranks));
     FSDP_TRY(resolve_model(c));
+    FSDP_TRY(fsdp__train_recompute_check(c));
     FSDP_TRY(fsdp__adapters_resolve(c));
     if (!c->job.dump_folder || !*c->job.dump_folder)
         return fsdp__fail(FSDP_INVALID_CONFIG, "job.dump_folder is empty; expected a folder");

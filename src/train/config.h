@@ -24,6 +24,12 @@ enum fsdp__flavor {
     FSDP__FLAVOR_1B
 };
 enum fsdp__train_dtype { FSDP__TRAIN_F32, FSDP__TRAIN_BF16, FSDP__TRAIN_F16 };
+enum fsdp__recompute_mode {
+    FSDP__RECOMPUTE_NONE,
+    FSDP__RECOMPUTE_FULL,
+    FSDP__RECOMPUTE_SELECTIVE,
+    FSDP__RECOMPUTE_BUDGET
+};
 enum fsdp__reshard_choice { FSDP__RESHARD_DEFAULT, FSDP__RESHARD_ALWAYS, FSDP__RESHARD_NEVER };
 
 typedef struct fsdp__train_config {
@@ -66,6 +72,12 @@ typedef struct fsdp__train_config {
         int fsdp_reshard_after_forward; /* enum fsdp__reshard_choice */
         int fsdp_units;                 /* 0 block, 1 model */
     } parallelism;
+    struct {
+        int mode; /* enum fsdp__recompute_mode */
+        char *selective_ac_option;
+        double memory_budget;
+        bool early_stop;
+    } activation_checkpoint;
     struct {
         bool enable;
         char *folder;
@@ -110,7 +122,7 @@ typedef struct fsdp__train_config {
         bool merge;
     } lora;
 
-    fsdp__section sections[16]; /* whose targets are the structs above: do not copy or move */
+    fsdp__section sections[32]; /* whose targets are the structs above: do not copy or move */
     fsdp__options options;
 } fsdp__train_config;
 

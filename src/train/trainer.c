@@ -33,6 +33,7 @@
 #include "train/losses.h"
 #include "train/metrics.h"
 #include "train/nonfinite.h"
+#include "train/recompute.h"
 #include "train/run_folder.h"
 #include "train/update.h"
 
@@ -47,6 +48,7 @@ typedef struct trainer {
     fsdp__train_inputs in;
     fsdp_mesh *mesh;
     fsdp_module *model;
+    fsdp__train_recompute recompute;
     fsdp_optimizer *opt;
     fsdp__update update;
     fsdp__injection injection;
@@ -238,6 +240,7 @@ static fsdp_status make_model(trainer *t)
     if (t->c->training.dtype == FSDP__TRAIN_BF16)
         FSDP_TRY(fsdp_module_to_dtype(t->model, FSDP_BF16));
     FSDP_TRY(fsdp__adapters_apply(t->c, t->model, &t->metrics));
+    FSDP_TRY(fsdp__train_recompute_apply(t->c, t->model, &t->recompute));
     if (t->c->debug.inject_nonfinite) {
         FSDP_TRY(fsdp__injection_parse(t->c->debug.inject_nonfinite, &t->injection));
         FSDP_TRY(fsdp__injection_install(&t->injection, t->model));
@@ -301,13 +304,19 @@ static fsdp_status forward_backward(trainer *t, const fsdp__sampler_step *plan, 
     bool sync = last || t->c->training.sync_each_microbatch;
     FSDP_TRY(fsdp_set_requires_gradient_sync(t->model, sync, 1));
     FSDP_TRY(fsdp_set_is_last_backward(t->model, last));
+    fsdp__train_recompute_begin(&t->recompute, &t->metrics);
     fsdp_scope *scope = fsdp_scope_begin();
     fsdp_tensor *loss = forward_call(t, plan, call);
     t->losses.mine[call] = loss ? fsdp_item(loss) : 0.0;
+    fsdp__train_recompute_turn(&t->recompute, &t->metrics);
     fsdp_status s =
         fsdp_backward(fsdp_scale(loss, fsdp__update_loss_factor(&t->update, plan->valid_tokens)));
     fsdp_scope_end(scope);
-    return s != FSDP_OK ? s : fsdp_error();
+    if (s == FSDP_OK) s = fsdp_error();
+    if (s != FSDP_OK) return s;
+    double tokens = (double)(t->mb.rows * t->mb.seq_len);
+    return fsdp__train_recompute_settle(&t->recompute, tokens * t->metrics.flops_per_token,
+                                        &t->metrics);
 }
 
 /* ---- a step that is not finite -------------------------------------------------------------- */
@@ -594,6 +603,7 @@ fsdp_status fsdp__train(const fsdp__train_config *c, int (*stop)(void))
     fsdp__update_free(&t.update);
     fsdp_optimizer_free(t.opt);
     fsdp_module_free(t.model);
+    fsdp__train_recompute_free(&t.recompute);
     fsdp__microbatch_free(&t.mb);
     fsdp__train_inputs_close(&t.in);
     fsdp__run_folder_free(&t.folder);

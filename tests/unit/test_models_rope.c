@@ -98,6 +98,36 @@ static void tables_hold_cosines(void **state)
     fsdp_scope_end(scope);
 }
 
+/* RC-24: at position 100000 the tables are those of f32 angles, whatever the dtype of the layer: in
+ * bf16, whose numbers there are 512 apart, all these positions would be one. */
+static void far_positions_keep_their_digits(void **state)
+{
+    (void)state;
+    fsdp_scope *scope = fsdp_scope_begin();
+    fsdp__rope r = plain(8);
+    const int64_t where[4] = {99999, 100000, 100001, 131071};
+    fsdp_tensor *p = ids(1, 4, where), *cs, *sn;
+    fsdp_tensor *x = fsdp_cast(input(1, 4, FSDP_CPU), FSDP_BF16);
+    assert_int_equal(fsdp__rope_get(&r, x, p, 0, &cs, &sn), FSDP_OK);
+    assert_int_equal(fsdp_tensor_dtype(cs), FSDP_F32);
+    assert_int_equal(fsdp_tensor_dtype(sn), FSDP_F32);
+    float inv[4];
+    fsdp__rope_frequencies(&r.c, 8, inv);
+    for (int64_t t = 0; t < 4; t++)
+        for (int64_t i = 0; i < 4; i++) {
+            /* The angle is rounded to f32, the cosine of it is exact. */
+            float angle = (float)where[t] * inv[i];
+            int64_t at[3] = {0, t, i};
+            assert_true(fabs(fsdp_at(cs, at) - cos((double)angle)) < 1e-7);
+            assert_true(fabs(fsdp_at(sn, at) - sin((double)angle)) < 1e-7);
+            double exact = (double)where[t] * pow(10000.0, -2.0 * (double)i / 8.0);
+            assert_true(fabs(fsdp_at(cs, at) - cos(exact)) <
+                        0.02); /* angles are 2^-7 apart there */
+        }
+    fsdp__rope_free(&r);
+    fsdp_scope_end(scope);
+}
+
 static void own_positions_give_the_same_bits(void **state)
 {
     (void)state;
@@ -174,6 +204,7 @@ int main(void)
         cmocka_unit_test(frequencies_are_powers),
         cmocka_unit_test(llama3_slows_long_waves),
         cmocka_unit_test(tables_hold_cosines),
+        cmocka_unit_test(far_positions_keep_their_digits),
         cmocka_unit_test(own_positions_give_the_same_bits),
         cmocka_unit_test(tables_are_kept_by_storage),
         cmocka_unit_test(meta_tables_have_no_values),

@@ -1,82 +1,7 @@
 /*
- * test_conf_optim.c - rows of upstream's files test_fully_shard_clip_grad_norm_.py and
- * test_fully_shard_grad_scaler.py.
+ * test_conf_scaler.c - the row of upstream's test_fully_shard_grad_scaler.py.
  */
 #include "nets.h"
-
-/* ---- clip_grad_norm_ ---------------------------------------------------------------------- */
-
-static const double norms[] = {2, 1, INFINITY};
-static const int64_t most = 1; /* max_norm */
-
-static fsdp_status backward(fsdp_module *m)
-{
-    fsdp_scope *scope = fsdp_scope_begin();
-    fsdp_status s = fsdp_backward(fsdp_scale(conf_loss(fsdp_call(m, conf_tokens(2, 0))), 50.0));
-    fsdp_scope_end(scope);
-    return s;
-}
-
-static double norm_of(const conf_numbers *g, double p)
-{
-    double s = 0;
-    for (int64_t i = 0; i < g->n; i++)
-        s = isinf(p) ? fmax(s, fabs(g->v[i])) : s + pow(fabs(g->v[i]), p);
-    return isinf(p) ? s : pow(s, 1 / p);
-}
-
-/* One norm on one way of cutting; the reference is an unsharded model with averaged gradients. */
-static fsdp_status clip_once(double p, fsdp_mesh *mesh)
-{
-    conf_lm *plain = conf_lm_create(3, 1), *m = conf_lm_create(3, 1);
-    CHECK(plain && m);
-    conf_parity how = {.options = fsdp_shard_defaults(mesh)};
-    how.options.placement_fn = conf_largest_dim;
-    CHECK_OK(fsdp_reset_parameters(&plain->base, 42));
-    CHECK_OK(conf_shard_blocks(&how, &m->base));
-    CHECK_OK(fsdp_reset_parameters(&m->base, 42));
-    CHECK_OK(backward(&plain->base));
-    CHECK_OK(conf_average_grads(&plain->base));
-    CHECK_OK(backward(&m->base));
-    conf_numbers whole, clipped;
-    CHECK_OK(conf_collect(&plain->base, 1, &whole));
-    double reference = norm_of(&whole, p), norm = 0, all[8];
-    CHECK(reference > (double)most);
-    fsdp_comm_count_reset();
-    CHECK_OK(fsdp_grad_norm(&m->base, p, &norm));
-    /* One all-reduce a mesh axis over which something is cut, and one axis is. */
-    CHECK(conf_calls(FSDP_LANE_CONTROL, FSDP_ALL_REDUCE) == 1);
-    CHECK_OK(fsdp_clip_grads_with_norm(&m->base, (double)most, norm));
-    CHECK(fabs(norm / reference - 1) < 1e-6);
-    CHECK_OK(fsdp_all_gather(fsdp_group_world(), FSDP_LANE_CONTROL, &norm, all, sizeof norm, NULL));
-    for (int r = 0; r < fsdp_world_size(); r++)
-        CHECK(all[r] == norm);
-    CHECK_OK(conf_collect(&m->base, 1, &clipped));
-    CHECK(fabs(norm_of(&clipped, p) / ((double)most * norm / (norm + 1e-6)) - 1) < 1e-6);
-    free(whole.v);
-    free(clipped.v);
-    fsdp_module_free(&plain->base);
-    fsdp_module_free(&m->base);
-    return FSDP_OK;
-}
-
-static fsdp_status clip_rank(void *arg)
-{
-    (void)arg;
-    for (int k = 0; k < 3; k++) {
-        CHECK_OK(clip_once(norms[k], NULL));
-        if (fsdp_world_size() == 4) CHECK_OK(clip_once(norms[k], conf_hybrid_mesh(2)));
-    }
-    return FSDP_OK;
-}
-
-static void test_clip_grad_norm_1d(void)
-{
-    conf_processes(2, clip_rank, NULL);
-    conf_processes(4, clip_rank, NULL);
-}
-
-/* ---- grad_scaler ----------------------------------------------------------------------------- */
 
 /* The gradient of the weight that rank `bad` holds a part of gets an infinity there. */
 static fsdp_status spoil(fsdp_module *m, int bad)
@@ -169,8 +94,7 @@ static void test_gradient_scaler(void)
 int main(int argc, char **argv)
 {
     conf_test tests[] = {
-        CONF_TEST(test_clip_grad_norm_1d),
-        CONF_TEST_OF(grad_scaler, test_gradient_scaler),
+        CONF_TEST(test_gradient_scaler),
     };
-    return conf_main("clip_grad_norm_", tests, sizeof tests / sizeof *tests, argc, argv);
+    return conf_main("grad_scaler", tests, sizeof tests / sizeof *tests, argc, argv);
 }

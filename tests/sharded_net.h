@@ -106,6 +106,8 @@ typedef struct net_run {
     fsdp_status (*build)(struct net_run *r, net *n);
     fsdp_status (*prepare)(struct net_run *r, net *n);
     fsdp_status (*look)(struct net_run *r, net *n, int step);
+    /* Instead of one unit a block: calls fully_shard itself, with the options of the run. */
+    fsdp_status (*shard)(struct net_run *r, net *n, fsdp_shard_options *o);
     void *arg;
     /* results, by rank 0 */
     double loss[NET_STEPS], norm[NET_STEPS]; /* loss: mean over ranks */
@@ -133,7 +135,7 @@ static inline fsdp_mesh *net_make_mesh(const net_run *r)
     return fsdp_mesh_create(FSDP_CPU, 1, sizes, names + 1);
 }
 
-static inline fsdp_status net_shard(const net_run *r, net *n)
+static inline fsdp_status net_shard(net_run *r, net *n)
 {
     if (r->mesh == NET_PLAIN) return FSDP_OK;
     fsdp_mesh *mesh = net_make_mesh(r);
@@ -146,6 +148,7 @@ static inline fsdp_status net_shard(const net_run *r, net *n)
     if (r->dim1) o.placement_fn = net_dim1;
     if (r->param_dtype) o.mp_policy.param_dtype = r->param_dtype;
     if (r->reduce_dtype || r->param_dtype) o.mp_policy.reduce_dtype = r->reduce_dtype;
+    if (r->shard) return r->shard(r, n, &o);
     for (int i = 0; i < n->n_blocks && !r->whole; i++)
         FSDP_TRY(fsdp_fully_shard(n->block[i], &o));
     return fsdp_fully_shard(&n->base, &o);

@@ -11,6 +11,7 @@
 #ifndef FSDP_TESTS_SHARDED_NET_H
 #define FSDP_TESTS_SHARDED_NET_H
 
+#include "nn/module.h"
 #include "tensor_check.h"
 
 enum { NET_IN = 5, NET_C = 17, NET_H = 7, NET_BLOCKS = 16, NET_STEPS = 50 };
@@ -174,7 +175,7 @@ static inline double *net_collect(net *n, int grads, int64_t *numel)
     int64_t at = 0;
     for (int64_t i = 0; i < l.count && all; i++) {
         fsdp_scope *scope = fsdp_scope_begin();
-        fsdp_tensor *t = fsdp_param_tensor(l.items[i].param);
+        fsdp_tensor *t = fsdp__param_kept(l.items[i].param); /* also where a unit stays whole */
         const int64_t *s = fsdp_param_sizes(l.items[i].param);
         int64_t m = 1;
         for (int d = 0; d < fsdp_param_ndim(l.items[i].param); d++)

@@ -160,7 +160,8 @@ static void compare(int ranks, tied_run r, const tied_run *one)
             fail_msg("%d ranks, policy %d: norm %.9g and %.9g", ranks, (int)r.policy, r.norm[s],
                      one->norm[s]);
     double d = net_distance(r.weights, one->weights, one->count);
-    if (!(d <= 2e-6)) fail_msg("%d ranks, policy %d: weights differ by %g", ranks, (int)r.policy, d);
+    if (!(d <= 2e-6))
+        fail_msg("%d ranks, policy %d: weights differ by %g", ranks, (int)r.policy, d);
     /* One reduction a step, or a microbatch; one rank has none. */
     int each = r.sync && r.micro ? r.micro : 1;
     assert_int_equal(r.reductions, ranks > 1 ? each : 0);
@@ -198,8 +199,8 @@ static void test_accumulation(void **state)
     check_ok(fsdp_run_threads(1, tied_rank, &two));
     for (int ranks = 1; ranks <= 4; ranks++)
         for (int policy = 0; policy < 3; policy++)
-            compare(ranks,
-                    (tied_run){.two_forwards = 1, .policy = (fsdp_reshard_policy)policy}, &two);
+            compare(ranks, (tied_run){.two_forwards = 1, .policy = (fsdp_reshard_policy)policy},
+                    &two);
     tied_run frozen = {.frozen = 1};
     check_ok(fsdp_run_threads(1, tied_rank, &frozen));
     for (int ranks = 1; ranks <= 4; ranks++)

@@ -3,7 +3,6 @@
  */
 #include "ckpt/checkpoint.h"
 
-#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -177,22 +176,6 @@ static fsdp_status write_index(const char *dir, const fsdp_optimizer *opt,
     return s;
 }
 
-/* The folder gets its name. One that had it is removed under another: a removal that is cut short
- * must not look whole. */
-static fsdp_status replace(const char *folder, const char *temp, const char *path, const char *old)
-{
-    if (!fsdp__dir_exists(path)) return fsdp__file_rename(temp, path);
-    if (renameat2(AT_FDCWD, temp, AT_FDCWD, path, RENAME_EXCHANGE) == 0) {
-        FSDP_TRY(fsdp__dir_sync(folder));
-        return fsdp__dir_remove(temp);
-    }
-    /* On a file system that cannot exchange two names there is a moment without either. */
-    FSDP_TRY(fsdp__dir_remove(old));
-    FSDP_TRY(fsdp__file_rename(path, old));
-    FSDP_TRY(fsdp__file_rename(temp, path));
-    return fsdp__dir_remove(old);
-}
-
 /* Rank 0 alone: index and name. */
 static fsdp_status publish(const char *folder, const char *temp, const fsdp_optimizer *opt,
                            const fsdp__ckpt_state *state)
@@ -202,7 +185,7 @@ static fsdp_status publish(const char *folder, const char *temp, const fsdp_opti
     FSDP_TRY(fsdp__dir_sync(temp));
     char *path = fsdp__ckpt_path(folder, state->step, "");
     char *old = fsdp__ckpt_path(folder, state->step, ".old.tmp");
-    fsdp_status s = path && old ? replace(folder, temp, path, old) : fsdp_error();
+    fsdp_status s = path && old ? fsdp__dir_replace(temp, path, old) : fsdp_error();
     free(path);
     free(old);
     return s;

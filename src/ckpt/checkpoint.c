@@ -3,6 +3,7 @@
  */
 #include "ckpt/checkpoint.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -191,6 +192,16 @@ static fsdp_status publish(const char *folder, const char *temp, const fsdp_opti
     return s;
 }
 
+/* An empty file by the name of this rank's: while it is there, no other rank's clearing up after an
+ * error takes the folder away from under this one, which would then report that instead. */
+static fsdp_status claim(const char *file)
+{
+    int fd = open(file, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) return fsdp__fail_errno(FSDP_IO_ERROR, "cannot create %s", file);
+    close(fd);
+    return FSDP_OK;
+}
+
 fsdp_status fsdp__ckpt_save(fsdp_module *model, fsdp_optimizer *opt, const char *folder,
                             const fsdp__ckpt_state *state)
 {
@@ -211,6 +222,8 @@ fsdp_status fsdp__ckpt_save(fsdp_module *model, fsdp_optimizer *opt, const char 
         FSDP_GO(fsdp__dir_remove(temp));
         FSDP_GO(fsdp__dir_make(temp));
     }
+    FSDP_GO(fsdp_barrier(world, FSDP_LANE_CONTROL));
+    FSDP_GO(claim(file));
     FSDP_GO(fsdp_barrier(world, FSDP_LANE_CONTROL));
     FSDP_GO(write_file(model, opt, file, state));
     FSDP_GO(fsdp_barrier(world, FSDP_LANE_CONTROL));

@@ -375,6 +375,20 @@ static inline fsdp_status conf_parity_rank(void *arg)
     return FSDP_OK;
 }
 
+/* ---- values of reshard_after_forward ------------------------------------------------------------ */
+
+enum { CONF_POLICIES = 4 };
+
+/* Automatic (which 0), true (1), false (2), or the integer 2 (3; where it divides the ranks). */
+static inline fsdp_shard_options conf_policy(fsdp_shard_options o, int which, int ranks)
+{
+    static const fsdp_reshard_policy p[] = {FSDP_RESHARD_AUTO, FSDP_RESHARD_ALWAYS,
+                                            FSDP_RESHARD_NEVER, FSDP_RESHARD_AUTO};
+    o.reshard_after_forward = p[which];
+    o.reshard_ranks = which == 3 && ranks % 2 == 0 ? 2 : 0;
+    return o;
+}
+
 /* ---- ways to shard ------------------------------------------------------------------------- */
 
 /* One unit. */

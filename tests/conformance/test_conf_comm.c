@@ -69,7 +69,7 @@ static fsdp_param *bag_param(fsdp_module *m, int i)
  */
 
 typedef struct way {
-    int private_gather, largest, replicas;
+    int private_gather, largest, replicas, parts; /* parts: reshard_ranks 2, where it divides */
     fsdp_dtype param, reduce;
 } way;
 
@@ -77,6 +77,8 @@ static fsdp_shard_options way_options(const way *w)
 {
     fsdp_shard_options o = fsdp_shard_defaults(w->replicas ? conf_hybrid_mesh(w->replicas) : NULL);
     o.private_gather = w->private_gather;
+    if (w->parts && fsdp_group_size(fsdp_group_world()) % (2 * (w->replicas ? 2 : 1)) == 0)
+        o.reshard_ranks = 2;
     if (w->largest) o.placement_fn = conf_largest_dim;
     if (w->param) o.mp_policy.param_dtype = w->param;
     if (w->reduce) o.mp_policy.reduce_dtype = w->reduce;
@@ -94,6 +96,8 @@ static fsdp_status gather_rank(void *arg)
     fsdp_shard_options o = way_options(w);
     CHECK_OK(fsdp_fully_shard(m, &o));
     for (int round = 0; round < 2; round++) {
+        /* The second time from the parts that a forward left, if there are any. */
+        if (round) CHECK(fsdp_call(m, fsdp_scalar(FSDP_F32, 0)));
         CHECK_OK(fsdp_unshard(m));
         for (int i = 0; i < BAG; i++) {
             fsdp_tensor *whole = fsdp_param_tensor(bag_param(m, i));
@@ -112,16 +116,17 @@ static fsdp_status gather_rank(void *arg)
 
 /* A gather gives back the parameters as they were before fully_shard: even and uneven rows, shared
  * and private copies, in the parameters' dtype and in bf16, along dim 0 and others, from flat and
- * hybrid meshes. */
+ * hybrid meshes, from shards and from the parts that an integer reshard_after_forward leaves. */
 static void test_all_gather_fp32(void)
 {
     static const int ranks[] = {1, 2, 3, 4, 8};
     for (int i = 0; i < 5; i++)
-        for (int k = 0; k < 10; k++) {
+        for (int k = 0; k < 20; k++) {
             way w = {.private_gather = k & 1,
-                     .largest = k >> 1 & 1,
-                     .param = k & 4 ? FSDP_BF16 : 0,
-                     .replicas = k & 8 ? 2 : 0};
+                     .parts = k >= 10,
+                     .largest = (k % 10) >> 1 & 1,
+                     .param = k % 10 & 4 ? FSDP_BF16 : 0,
+                     .replicas = k % 10 & 8 ? 2 : 0};
             if (w.replicas && ranks[i] % 2) continue;
             if (ranks[i] == 4)
                 conf_processes(ranks[i], gather_rank, &w);
@@ -293,6 +298,7 @@ enum { BLOCKS = 3 };
 typedef struct counts {
     fsdp_reshard_policy policy;
     int prefetch;
+    int ranks;   /* reshard_ranks, where it divides */
     int by_hand; /* reshard all between forward and backward */
     int setter;  /* 1: set_reshard_after_forward(recurse), 2: of the root alone */
     int on;      /* its argument */
@@ -307,6 +313,7 @@ static fsdp_status counts_rank(void *arg)
     conf_parity p = {.options = fsdp_shard_defaults(NULL)};
     p.options.reshard_after_forward = c->policy;
     p.options.prefetch_limit = c->prefetch;
+    if (c->ranks && fsdp_world_size() % c->ranks == 0) p.options.reshard_ranks = c->ranks;
     CHECK_OK(conf_shard_blocks(&p, &m->base));
     CHECK_OK(fsdp_reset_parameters(&m->base, 1));
     if (c->setter) CHECK_OK(fsdp_set_reshard_after_forward(&m->base, c->on, c->setter == 1));
@@ -341,9 +348,10 @@ static void test_fully_shard_communication_count(void)
         {FSDP_RESHARD_ALWAYS, .gathers = BLOCKS + 1},
         {FSDP_RESHARD_NEVER, .gathers = 0},
         {FSDP_RESHARD_AUTO, .gathers = BLOCKS},
+        {FSDP_RESHARD_AUTO, .ranks = 2, .gathers = BLOCKS + 1},
     };
     for (int i = 0; i < WORLDS; i++)
-        for (int k = 0; k < 3; k++)
+        for (int k = 0; k < 4; k++)
             for (int prefetch = 0; prefetch < 3; prefetch++) {
                 counts c = cases[k];
                 c.prefetch = prefetch;
@@ -686,6 +694,162 @@ static void test_size1_reduceop(void)
     conf_processes(1, alone_rank, &a);
 }
 
+/* ---- ForceSumReduction
+ * --------------------------------------------------------------------------- */
+
+typedef struct force {
+    int on, replicas;
+    fsdp_dtype reduce;
+} force;
+
+static fsdp_status force_rank(void *arg)
+{
+    const force *f = arg;
+    conf_numbers g[2] = {{0}, {0}};
+    for (int k = 0; k < 2; k++) { /* without, with */
+        conf_lm *m = conf_lm_create(2, 0);
+        CHECK(m);
+        conf_parity p = {
+            .options = fsdp_shard_defaults(f->replicas ? conf_hybrid_mesh(f->replicas) : NULL)};
+        if (f->reduce) p.options.mp_policy.reduce_dtype = f->reduce;
+        CHECK_OK(conf_shard_blocks(&p, &m->base));
+        CHECK_OK(fsdp_reset_parameters(&m->base, 1));
+        for (int i = 0; i < 2; i++)
+            CHECK_OK(fsdp_set_force_sum_reduction_for_comms(m->block[i], k));
+        CHECK_OK(fsdp_set_force_sum_reduction_for_comms(&m->base, k));
+        fsdp_scope *scope = fsdp_scope_begin();
+        fsdp_comm_count_reset();
+        CHECK_OK(fsdp_backward(conf_loss(fsdp_call(&m->base, conf_tokens(2, 0)))));
+        fsdp_comm_count s = fsdp_comm_count_total(FSDP_LANE_REDUCE, FSDP_REDUCE_SCATTER);
+        fsdp_comm_count a = fsdp_comm_count_total(FSDP_LANE_REPLICATE, FSDP_ALL_REDUCE);
+        int shards = fsdp_world_size() / (f->replicas ? f->replicas : 1);
+        CHECK(s.calls == (shards > 1 ? 3 : 0) && a.calls == (f->replicas > 1 ? 3 : 0));
+        CHECK(k ? s.scaled == 0 && a.scaled == 0 : s.scaled + a.scaled >= 3);
+        CHECK_OK(conf_collect(&m->base, 1, &g[k]));
+        fsdp_scope_end(scope);
+        fsdp_module_free(&m->base);
+    }
+    CHECK(conf_distance(&g[1], &g[0]) <= (f->reduce ? 2e-3 : 1e-6));
+    free(g[0].v);
+    free(g[1].v);
+    return FSDP_OK;
+}
+
+/* With the flag the group is asked for sums only, and the gradients are the same. */
+static void test_fully_shard_force_sum_reduce_scatter(void)
+{
+    static const fsdp_dtype dtypes[] = {0, FSDP_BF16, FSDP_F16};
+    for (int i = 1; i < WORLDS; i++)
+        for (int k = 0; k < 3; k++) {
+            force f = {.reduce = dtypes[k]};
+            conf_processes(worlds[i], force_rank, &f);
+        }
+}
+
+/* The same for the two reductions of a hybrid. */
+static void test_fully_shard_force_sum_both_reductions(void)
+{
+    for (int k = 0; k < 3; k++) {
+        force f = {.replicas = k == 2 ? 4 : 2};
+        conf_processes(k == 0 ? 2 : 4, force_rank, &f);
+    }
+}
+
+/* ---- how many reductions may be unfinished
+ * ------------------------------------------------------------ */
+
+static fsdp_status shard_buffers(const conf_parity *p, fsdp_module *m)
+{
+    const int *n = p->arg;
+    CHECK_OK(conf_shard_blocks(p, m));
+    if (n[0]) CHECK_OK(fsdp_set_reduce_scatter_max_input_buffers(m, n[0], 1));
+    /* One block asks for more than the others. */
+    if (n[1])
+        CHECK_OK(fsdp_set_reduce_scatter_max_input_buffers(((conf_lm *)m)->block[1], n[1], 0));
+    return FSDP_OK;
+}
+
+static fsdp_module *lm_create(const conf_parity *p)
+{
+    (void)p;
+    conf_lm *m = conf_lm_create(BLOCKS, 0);
+    return m ? &m->base : NULL;
+}
+
+/* Two, three or more unfinished reductions change no bit of what is trained. */
+static void test_set_reduce_scatter_max_input_buffers(void)
+{
+    static const int n[][2] = {{1, 0}, {2, 0}, {3, 0}, {100, 0}, {1, 2}};
+    for (int i = 0; i < WORLDS; i++)
+        for (int k = 0; k < 5; k++) {
+            conf_parity p = {.make = lm_create,
+                             .shard = shard_buffers,
+                             .arg = n[k],
+                             .options = fsdp_shard_defaults(NULL)};
+            conf_ranks(worlds[i], conf_parity_rank, &p);
+        }
+}
+
+/* Peak bytes of gradients of a backward: more unfinished reductions hold more whole gradients. */
+static fsdp_status peak_of(const int *n, int64_t *peak)
+{
+    conf_parity p = {.arg = n, .options = fsdp_shard_defaults(NULL)};
+    fsdp_module *m = lm_create(&p);
+    CHECK(m);
+    CHECK_OK(shard_buffers(&p, m));
+    CHECK_OK(fsdp_reset_parameters(m, 1));
+    fsdp_scope *scope = fsdp_scope_begin();
+    fsdp_tensor *loss = conf_loss(fsdp_call(m, conf_tokens(2, 0)));
+    fsdp_memory_reset_peak();
+    CHECK_OK(fsdp_backward(loss));
+    fsdp_memory_stats s;
+    fsdp_memory_get(&s);
+    *peak = s.peak[FSDP_GRADIENTS];
+    fsdp_scope_end(scope);
+    fsdp_module_free(m);
+    return FSDP_OK;
+}
+
+static fsdp_status max_rank(void *arg)
+{
+    (void)arg;
+    static const int one[] = {1, 0}, mixed[] = {1, 3}, all[] = {3, 0};
+    int64_t a, b, c;
+    CHECK_OK(peak_of(one, &a));
+    CHECK_OK(peak_of(mixed, &b));
+    CHECK_OK(peak_of(all, &c));
+    CHECK(a < b && b == c);
+    return FSDP_OK;
+}
+
+/* The largest bound of a tree is the tree's: it shows in the bytes of gradients. */
+static void test_reduce_scatter_max_input_buffers_resolves_to_max(void)
+{
+    for (int i = 1; i < WORLDS; i++)
+        conf_ranks(worlds[i], max_rank, NULL);
+}
+
+static fsdp_status bound_rank(void *arg)
+{
+    (void)arg;
+    fsdp_module *m = conf_mlp_create(4, 2);
+    CHECK(m);
+    CHECK_OK(fsdp_fully_shard(m, NULL));
+    for (int n = -1; n < 1; n++) {
+        CHECK(fsdp_set_reduce_scatter_max_input_buffers(m, n, 1) != FSDP_OK);
+        CHECK_OK(conf_error(FSDP_INVALID_ARGUMENT, n ? "-1" : "0"));
+    }
+    CHECK_OK(fsdp_set_reduce_scatter_max_input_buffers(m, 1, 1));
+    fsdp_module_free(m);
+    return FSDP_OK;
+}
+
+/* Fewer than one is refused, with the number; what is no int does not compile. */
+static void test_set_reduce_scatter_max_input_buffers_validation(void)
+{
+    conf_ranks(1, bound_rank, NULL);
+}
+
 int main(int argc, char **argv)
 {
     conf_test tests[] = {
@@ -699,6 +863,11 @@ int main(int argc, char **argv)
         CONF_TEST(test_set_reduce_scatter_divide_factor),
         CONF_TEST(test_fully_shard_backward_prefetch),
         CONF_TEST(test_unshard_without_lazy_init),
+        CONF_TEST(test_fully_shard_force_sum_reduce_scatter),
+        CONF_TEST(test_fully_shard_force_sum_both_reductions),
+        CONF_TEST(test_set_reduce_scatter_max_input_buffers),
+        CONF_TEST(test_reduce_scatter_max_input_buffers_resolves_to_max),
+        CONF_TEST(test_set_reduce_scatter_max_input_buffers_validation),
         CONF_TEST(test_singleton_copy_division),
         CONF_TEST(test_size1_reduceop),
     };

@@ -186,11 +186,11 @@ static fsdp_status late_rank(void *arg)
 static void test_train_parity_multi_group(void)
 {
     for (int i = 0; i < WORLDS; i++)
-        for (int k = 0; k < 3; k++) {
+        for (int k = 0; k < CONF_POLICIES; k++) {
             conf_parity p = {.make = lm_create,
                              .shard = conf_shard_blocks,
                              .options = fsdp_shard_defaults(NULL)};
-            p.options.reshard_after_forward = policies[k];
+            p.options = conf_policy(p.options, k, worlds[i]);
             conf_ranks(worlds[i], conf_parity_rank, &p);
             p.make = mlps_create;
             p.dim = 7;
@@ -257,13 +257,13 @@ static fsdp_module *twice_create(const conf_parity *p)
 static void test_multi_forward_module(void)
 {
     for (int i = 0; i < WORLDS; i++)
-        for (int k = 0; k < 3; k++) {
+        for (int k = 0; k < CONF_POLICIES; k++) {
             conf_parity p = {.make = twice_create,
                              .shard = conf_shard_children,
                              .dim = 8,
                              .bound = 1e-6, /* each use is reduced, then added */
                              .options = fsdp_shard_defaults(NULL)};
-            p.options.reshard_after_forward = policies[k];
+            p.options = conf_policy(p.options, k, worlds[i]);
             conf_ranks(worlds[i], conf_parity_rank, &p);
         }
 }

@@ -197,10 +197,10 @@ static bool superfluous(fsdp_module *const *m, int n, int i)
 /* The last parts of the modules' names, until the tree gives the whole ones. */
 static char *first_name(fsdp_module *const *m, int n)
 {
+    if (n == 1 && !*fsdp_module_name(m[0])) return fsdp__strdup("");
     fsdp__str s = {0};
     for (int i = 0; i < n; i++)
         fsdp__str_addf(&s, "%s%s", i ? ", " : "", fsdp_module_name(m[i]));
-    if (n == 1 && !*fsdp_module_name(m[0])) return fsdp__strdup("");
     return fsdp__str_take(&s);
 }
 

@@ -215,7 +215,7 @@ static fsdp_status pair_rank(void *arg)
         fsdp_scope *scope = fsdp_scope_begin();
         fsdp_tensor *loss = NULL;
         for (int f = 0; f < r->forwards; f++) {
-            char name[16];
+            char name[40];
             snprintf(name, sizeof name, "%d of %d", f, fsdp_rank());
             fsdp_tensor *x = fsdp_randn(FSDP_F32, 2, SIZES(5, 7), 3, name);
             fsdp_tensor *l = fsdp_call(&p->base, x);

@@ -10,7 +10,7 @@ static fsdp_module *net(void)
 {
     fsdp_module *m = fsdp_sequential_create();
     for (int k = 0; k < 3; k++) {
-        char name[8];
+        char name[16];
         snprintf(name, sizeof name, "%d", k);
         fsdp_module *b = fsdp_module_add(m, name, fsdp_sequential_create());
         fsdp_module_add(b, "up", fsdp_linear_create(C, H, 1));

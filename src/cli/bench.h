@@ -76,6 +76,7 @@ int fsdp__bench_step_products(const fsdp_model_config *c, int64_t batch, int64_t
 int fsdp__bench_step(int argc, char **argv);
 int fsdp__bench_gemms(int argc, char **argv);
 int fsdp__bench_kernels(int argc, char **argv);
+int fsdp__bench_recompute(int argc, char **argv);
 int fsdp__bench_comm(int argc, char **argv);
 
 /* The largest of a number over all ranks. */

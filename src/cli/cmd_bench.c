@@ -19,6 +19,7 @@ static const char help_head[] =
     "              --floor 0|1 (measure what a step cannot do without; 1)\n"
     "  gemm      the matrix products of such a step, a line a shape (same options)\n"
     "  kernels   the other kernels of a step, each with its floor\n"
+    "  recompute such steps in the modes of activation_checkpoint, in turn (same options)\n"
     "  comm      collectives against memcpy of the same bytes\n"
     "\n"
     "options:\n";
@@ -40,6 +41,8 @@ int fsdp__cmd_bench(int argc, char **argv)
     if (!strcmp(what, "step")) return fsdp__bench_step(argc - 1, argv + 1);
     if (!strcmp(what, "gemm")) return fsdp__bench_gemms(argc - 1, argv + 1);
     if (!strcmp(what, "kernels")) return fsdp__bench_kernels(argc - 1, argv + 1);
+    if (!strcmp(what, "recompute")) return fsdp__bench_recompute(argc - 1, argv + 1);
     if (!strcmp(what, "comm")) return fsdp__bench_comm(argc - 1, argv + 1);
-    return fsdp__cli_usage("bench", "unknown: %s; expected step, gemm, kernels or comm", what);
+    return fsdp__cli_usage("bench", "unknown: %s; expected step, gemm, kernels, recompute or comm",
+                           what);
 }

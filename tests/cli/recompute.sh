@@ -58,4 +58,7 @@ run wrong -n 1 $ac.mode some
 check "a wrong mode" has err "expected none, full, selective or memory_budget"
 run wrong -n 1 $ac.preserve_rng_state true
 check "what is always so" has err "dropout is always replayed exactly"
+"$FSDP" bench recompute -n 2 --batch 1 --seq 8 --steps 1 >out 2>err
+check "the benchmark runs, with equal losses" is $? 0
+check "the benchmark has each mode" is "$(grep -cE '^(none|selective 2|selective op|full) .*x.*%.*%$' out)" 4
 exit $failed

@@ -117,6 +117,16 @@ FSDP_API fsdp_status fsdp_set_reduce_scatter_unused_params(fsdp_module *m,
 FSDP_API fsdp_status fsdp_set_reduce_scatter_max_input_buffers(fsdp_module *m,
                                                                int n,
                                                                int recurse);
+/* on: the sum of a step's gradients is one tree over its microbatches, by
+ * their global index, whoever computes them, so 1, 2, 4 or 8 ranks give the
+ * same bits, flat or hybrid. For that: microbatches of one shape; rank r of N
+ * computes microbatches r * p .. r * p + p - 1 of the step, p a power of two
+ * (the last may have fewer, or masked ones); only the last backward of a step
+ * is synced; the loss is scaled alike on all layouts, and not by the number
+ * of ranks unless that is a power of two. Costs log2 of the microbatches whole
+ * gradients instead of one. Refused: shards or replicas that are no power of
+ * two, gradients below fp32; when it happens: a second reduction in a step. */
+FSDP_API fsdp_status fsdp_set_reproducible(fsdp_module *m, int on);
 FSDP_API fsdp_status fsdp_set_reshard_after_forward(fsdp_module *m, int on,
                                                     int recurse);
 /* off: a unit stays whole after its backward, so the next microbatch need not

@@ -125,6 +125,8 @@ static fsdp_status end_backward(void *arg)
         for (int i = 0; i < t->n_units && s == FSDP_OK; i++)
             if (!t->units[i]->post_backward && (t->units[i]->n_users > 0) == (tied > 0))
                 s = post_backward(t->units[i]);
+    for (int i = 0; i < t->n_units && s == FSDP_OK; i++)
+        s = fsdp__leaf_end(t->units[i]);
     if (s == FSDP_OK && t->last_backward) s = fsdp__tree_finish_reduce(t);
     for (int i = 0; i < t->n_units; i++)
         t->units[i]->pre_backward = t->units[i]->post_backward = false;

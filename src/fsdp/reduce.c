@@ -22,7 +22,7 @@
 
 #include "base/context.h"
 #include "base/error.h"
-#include "tensor/kernels.h"
+#include "base/convert.h"
 
 static fsdp_status finish_up_to(fsdp__unit *u);
 
@@ -117,6 +117,7 @@ void fsdp__unit_drop_grads(fsdp__unit *u)
         if (u->params[i].fresh_shard_grad) fsdp_set_grad(u->params[i].sharded, NULL);
     dequeue(u);
     drop_whole(u);
+    fsdp__leaves_drop(u);
     fsdp__sums_drop(u);
     for (int i = 0; i < u->n_params; i++)
         u->params[i].fresh_shard_grad = false;
@@ -221,34 +222,33 @@ static fsdp_status issue(fsdp__unit *u)
 
 /* ---- finishing ---------------------------------------------------------------------- */
 
+fsdp_status fsdp__grad_renew(fsdp__fparam *p)
+{
+    fsdp_tensor *old = p->grad, *next = NULL;
+    fsdp_scope *scope = fsdp_scope_begin();
+    fsdp__storage *st = fsdp__storage_create(FSDP_CPU, old->st->bytes, FSDP_GRADIENTS);
+    if (st && scope) {
+        st->home = old->st->home;
+        st->owner = old->st->owner;
+        next = fsdp__tensor_own(fsdp__tensor_view(st, old->dtype, old->ndim, old->size, NULL, 0));
+    }
+    fsdp__storage_release(st);
+    fsdp_scope_end(scope);
+    if (!next) return fsdp_error();
+    p->grad = next;
+    fsdp_release(old);
+    return FSDP_OK;
+}
+
 /* A replica's summed gradient is the shard's gradient: handed over whole where
  * dtype and memory fit, else converted and added. */
 static fsdp_status adopt_whole(fsdp__fparam *p)
 {
     fsdp_tensor *g = fsdp_grad(p->sharded);
     if (!g && p->grad->dtype == p->sharded->dtype) {
-        fsdp_scope *scope = fsdp_scope_begin();
-        fsdp_tensor *whole = p->grad;
-        fsdp__layout_share(whole, p->sharded);
-        fsdp_status s = scope ? fsdp_set_grad(p->sharded, whole) : fsdp_error();
-        /* A new empty storage for the next backward. */
-        fsdp__storage *st = fsdp__storage_create(FSDP_CPU, whole->st->bytes, FSDP_GRADIENTS);
-        fsdp_tensor *next = NULL;
-        if (s == FSDP_OK && st) {
-            st->home = whole->st->home;
-            st->owner = whole->st->owner;
-            next = fsdp__tensor_own(
-                fsdp__tensor_view(st, whole->dtype, whole->ndim, whole->size, NULL, 0));
-        }
-        fsdp__storage_release(st);
-        if (next) {
-            fsdp_release(p->grad);
-            p->grad = next;
-        } else if (s == FSDP_OK) {
-            s = fsdp_error();
-        }
-        fsdp_scope_end(scope);
-        return s;
+        fsdp__layout_share(p->grad, p->sharded);
+        FSDP_TRY(fsdp_set_grad(p->sharded, p->grad));
+        return fsdp__grad_renew(p);
     }
     g = fsdp__shard_grad(p);
     if (!g) return fsdp_error();
@@ -259,13 +259,14 @@ static fsdp_status adopt_whole(fsdp__fparam *p)
 static fsdp_status reduce_alone(fsdp__unit *u)
 {
     fsdp__division d = fsdp__unit_division(u);
-    double f = 1.0 / (d.before * d.inside * d.after);
+    float f = (float)(1.0 / (d.before * d.inside * d.after)); /* as a sum over ranks is scaled */
     for (int i = 0; i < u->n_params; i++) {
         fsdp__fparam *p = &u->params[i];
         if (!p->got_grad) continue;
-        if (f != 1.0)
-            fsdp__k_unary(FSDP__UNARY_scale, fsdp_data(p->grad), p->grad->dtype,
-                          fsdp_numel(p->grad), f, fsdp_data(p->grad));
+        const void *source = fsdp_data(p->grad);
+        if (f != 1.0f && fsdp_numel(p->grad) > 0)
+            fsdp__sum_tree(fsdp_data(p->grad), p->grad->dtype, &source, p->grad->dtype, 1,
+                           (size_t)fsdp_numel(p->grad), f, 0);
         FSDP_TRY(adopt_whole(p));
         FSDP_TRY(fsdp__run_accumulate_hooks(p->sharded));
     }
@@ -385,8 +386,9 @@ static int max_reductions(const fsdp__tree *t)
 static fsdp_status reduce(fsdp__unit *u, bool any)
 {
     bool due = u->sums_due && u->all_reduce;
-    bool ran = any || u->pre_backward || u->reduce_unused;
+    bool ran = any || u->pre_backward || u->reduce_unused || u->leaves > 0;
     if (!u->sync || !(ran || due)) return FSDP_OK;
+    FSDP_TRY(fsdp__leaves_sum(u));
     if (u->S * u->R == 1 && !fsdp__unit_uses_sums(u)) {
         if (u->reduce_unused) FSDP_TRY(fill_unused(u));
         return reduce_alone(u);

@@ -15,6 +15,8 @@
 typedef struct fsdp__unit fsdp__unit;
 typedef struct fsdp__tree fsdp__tree;
 
+enum { FSDP__LEVELS = 24 }; /* so many times may the microbatches of a step double */
+
 /* One parameter of a unit. */
 typedef struct fsdp__fparam {
     fsdp_param *param; /* own reference */
@@ -32,6 +34,7 @@ typedef struct fsdp__fparam {
     int64_t sum_at;         /* elements, in the unit's sums */
     bool has_sum, summed;   /* it has a place in the unit's sums; and they hold something there */
     bool fresh_shard_grad;  /* the shard's gradient was made for the running reduction */
+    fsdp_tensor *level[FSDP__LEVELS]; /* sums of 2^l microbatches (reproducible.c); own references */
 } fsdp__fparam;
 
 /* Where a unit's reduction is (reduce.c). */
@@ -102,6 +105,8 @@ struct fsdp__unit {
     bool sync;          /* requires_gradient_sync */
     bool all_reduce;    /* requires_all_reduce */
     double divide;      /* 0: number of ranks */
+    bool reproducible;  /* microbatches and ranks are summed as one tree */
+    int64_t leaves;     /* microbatches since the last reduction */
     bool force_sum;     /* no division inside a collective */
     bool reduce_unused; /* parameters without a gradient are reduced as zeros */
     int max_reductions; /* unfinished ones whose whole gradients are held; the tree's largest counts */
@@ -190,6 +195,16 @@ fsdp_status fsdp__tree_finish_reduce(fsdp__tree *t);
 fsdp_tensor *fsdp__shard_grad(fsdp__fparam *p);
 /* Gives up whatever reduction is under way, and all gradients that are not the shards' yet. */
 void fsdp__unit_drop_grads(fsdp__unit *u);
+
+/* A new empty place for p's whole gradient; the old one stays whose it is. */
+fsdp_status fsdp__grad_renew(fsdp__fparam *p);
+
+/* ---- reproducible.c: microbatches as leaves of the ranks' tree ---------------------- */
+/* A backward without a reduction is over. */
+fsdp_status fsdp__leaf_end(fsdp__unit *u);
+/* Before a reduction: all leaves into the whole gradients. */
+fsdp_status fsdp__leaves_sum(fsdp__unit *u);
+void fsdp__leaves_drop(fsdp__unit *u);
 
 /* ---- replicas.c: sums on their way over the replicas ------------------------------- */
 /* Whether u's reductions pass through sums of their own instead of the shards' gradients. */

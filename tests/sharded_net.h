@@ -11,6 +11,7 @@
 #ifndef FSDP_TESTS_SHARDED_NET_H
 #define FSDP_TESTS_SHARDED_NET_H
 
+#include "nn/module.h"
 #include "tensor_check.h"
 
 enum { NET_IN = 5, NET_C = 17, NET_H = 7, NET_BLOCKS = 16, NET_STEPS = 50 };
@@ -106,6 +107,8 @@ typedef struct net_run {
     fsdp_status (*build)(struct net_run *r, net *n);
     fsdp_status (*prepare)(struct net_run *r, net *n);
     fsdp_status (*look)(struct net_run *r, net *n, int step);
+    /* Instead of one unit a block: calls fully_shard itself, with the options of the run. */
+    fsdp_status (*shard)(struct net_run *r, net *n, fsdp_shard_options *o);
     void *arg;
     /* results, by rank 0 */
     double loss[NET_STEPS], norm[NET_STEPS]; /* loss: mean over ranks */
@@ -133,7 +136,7 @@ static inline fsdp_mesh *net_make_mesh(const net_run *r)
     return fsdp_mesh_create(FSDP_CPU, 1, sizes, names + 1);
 }
 
-static inline fsdp_status net_shard(const net_run *r, net *n)
+static inline fsdp_status net_shard(net_run *r, net *n)
 {
     if (r->mesh == NET_PLAIN) return FSDP_OK;
     fsdp_mesh *mesh = net_make_mesh(r);
@@ -146,6 +149,7 @@ static inline fsdp_status net_shard(const net_run *r, net *n)
     if (r->dim1) o.placement_fn = net_dim1;
     if (r->param_dtype) o.mp_policy.param_dtype = r->param_dtype;
     if (r->reduce_dtype || r->param_dtype) o.mp_policy.reduce_dtype = r->reduce_dtype;
+    if (r->shard) return r->shard(r, n, &o);
     for (int i = 0; i < n->n_blocks && !r->whole; i++)
         FSDP_TRY(fsdp_fully_shard(n->block[i], &o));
     return fsdp_fully_shard(&n->base, &o);
@@ -171,7 +175,7 @@ static inline double *net_collect(net *n, int grads, int64_t *numel)
     int64_t at = 0;
     for (int64_t i = 0; i < l.count && all; i++) {
         fsdp_scope *scope = fsdp_scope_begin();
-        fsdp_tensor *t = fsdp_param_tensor(l.items[i].param);
+        fsdp_tensor *t = fsdp__param_kept(l.items[i].param); /* also where a unit stays whole */
         const int64_t *s = fsdp_param_sizes(l.items[i].param);
         int64_t m = 1;
         for (int d = 0; d < fsdp_param_ndim(l.items[i].param); d++)

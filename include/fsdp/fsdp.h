@@ -16,6 +16,7 @@
 #include "mesh.h"
 #include "dtensor.h"
 #include "shard.h"
+#include "shard_hooks.h"
 #include "optim.h"
 #include "data.h"
 #include "models.h"

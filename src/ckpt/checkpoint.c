@@ -177,22 +177,6 @@ static fsdp_status write_index(const char *dir, const fsdp_optimizer *opt,
     return s;
 }
 
-/* The folder gets its name. One that had it is removed under another: a removal that is cut short
- * must not look whole. */
-static fsdp_status replace(const char *folder, const char *temp, const char *path, const char *old)
-{
-    if (!fsdp__dir_exists(path)) return fsdp__file_rename(temp, path);
-    if (renameat2(AT_FDCWD, temp, AT_FDCWD, path, RENAME_EXCHANGE) == 0) {
-        FSDP_TRY(fsdp__dir_sync(folder));
-        return fsdp__dir_remove(temp);
-    }
-    /* On a file system that cannot exchange two names there is a moment without either. */
-    FSDP_TRY(fsdp__dir_remove(old));
-    FSDP_TRY(fsdp__file_rename(path, old));
-    FSDP_TRY(fsdp__file_rename(temp, path));
-    return fsdp__dir_remove(old);
-}
-
 /* Rank 0 alone: index and name. */
 static fsdp_status publish(const char *folder, const char *temp, const fsdp_optimizer *opt,
                            const fsdp__ckpt_state *state)
@@ -202,10 +186,20 @@ static fsdp_status publish(const char *folder, const char *temp, const fsdp_opti
     FSDP_TRY(fsdp__dir_sync(temp));
     char *path = fsdp__ckpt_path(folder, state->step, "");
     char *old = fsdp__ckpt_path(folder, state->step, ".old.tmp");
-    fsdp_status s = path && old ? replace(folder, temp, path, old) : fsdp_error();
+    fsdp_status s = path && old ? fsdp__dir_replace(temp, path, old) : fsdp_error();
     free(path);
     free(old);
     return s;
+}
+
+/* An empty file by the name of this rank's: while it is there, no other rank's clearing up after an
+ * error takes the folder away from under this one, which would then report that instead. */
+static fsdp_status claim(const char *file)
+{
+    int fd = open(file, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) return fsdp__fail_errno(FSDP_IO_ERROR, "cannot create %s", file);
+    close(fd);
+    return FSDP_OK;
 }
 
 fsdp_status fsdp__ckpt_save(fsdp_module *model, fsdp_optimizer *opt, const char *folder,
@@ -228,6 +222,8 @@ fsdp_status fsdp__ckpt_save(fsdp_module *model, fsdp_optimizer *opt, const char 
         FSDP_GO(fsdp__dir_remove(temp));
         FSDP_GO(fsdp__dir_make(temp));
     }
+    FSDP_GO(fsdp_barrier(world, FSDP_LANE_CONTROL));
+    FSDP_GO(claim(file));
     FSDP_GO(fsdp_barrier(world, FSDP_LANE_CONTROL));
     FSDP_GO(write_file(model, opt, file, state));
     FSDP_GO(fsdp_barrier(world, FSDP_LANE_CONTROL));

@@ -476,6 +476,31 @@ fsdp_status fsdp__dir_available(const char *path, int64_t *bytes)
     return FSDP_OK;
 }
 
+/* Two renames, for file systems that have no exchange. */
+static fsdp_status replace_in_two(const char *temp, const char *path, const char *aside)
+{
+    FSDP_TRY(fsdp__dir_remove(aside));
+    FSDP_TRY(fsdp__file_rename(path, aside));
+    fsdp_status s = fsdp__file_rename(temp, path);
+    if (s != FSDP_OK) { /* the first error is kept */
+        (void)rename(aside, path);
+        return s;
+    }
+    return fsdp__dir_remove(aside);
+}
+
+fsdp_status fsdp__dir_replace(const char *temp, const char *path, const char *aside)
+{
+    if (!fsdp__dir_exists(path)) return fsdp__file_rename(temp, path);
+    if (renameat2(AT_FDCWD, temp, AT_FDCWD, path, RENAME_EXCHANGE))
+        return replace_in_two(temp, path, aside);
+    char *dir = fsdp__path_dir(path);
+    if (!dir) return FSDP_NO_MEMORY;
+    fsdp_status s = fsdp__dir_sync(dir);
+    free(dir);
+    return s == FSDP_OK ? fsdp__dir_remove(temp) : s;
+}
+
 /* ---- paths -------------------------------------------------------------------------------- */
 
 char *fsdp__path_join(const char *dir, const char *name)

@@ -71,6 +71,11 @@ void fsdp__dir_list_free(char **names, int64_t count);
 /* Removes a file, or a folder with all in it; links are removed, not followed. One that is not
  * there is no error. */
 fsdp_status fsdp__dir_remove(const char *path);
+/* temp, a folder, takes the place of path in one step, and what was at path is removed. So path is
+ * whole at any moment, the old or the new; where a kill comes in between, temp is what is left over.
+ * On a file system that cannot exchange two names there is a moment without path, in which the old
+ * one stands at `aside`; it comes back if the second rename fails. */
+fsdp_status fsdp__dir_replace(const char *temp, const char *path, const char *aside);
 /* Makes earlier renames and removals in the folder durable. */
 fsdp_status fsdp__dir_sync(const char *path);
 /* Bytes that this user may still write on the file system of path (a file or folder that exists).

@@ -113,6 +113,7 @@ void fsdp__unit_drop_grads(fsdp__unit *u)
     fsdp_work *w = u->reduce;
     u->reduce = NULL;
     if (w) fsdp_work_wait(w);
+    fsdp__custom_drop(u);
     for (int i = 0; i < u->n_params && u->stage != FSDP__REDUCE_NONE; i++)
         if (u->params[i].fresh_shard_grad) fsdp_set_grad(u->params[i].sharded, NULL);
     dequeue(u);
@@ -216,6 +217,7 @@ static fsdp_status issue(fsdp__unit *u)
                                     &u->reduce);
     }
     enqueue(u, FSDP__REDUCE_SCATTER);
+    if (fsdp__custom_reduces(u)) return fsdp__custom_reduce_begin(u);
     return fsdp_reduce_scatter_list(u->shard, FSDP_LANE_REDUCE, u->name, u->reduce_entries,
                                     u->n_reduce, scatter_scale(u), add, &u->reduce);
 }
@@ -300,6 +302,8 @@ static fsdp_status end_replicas(fsdp__unit *u)
     fsdp_work *w = u->reduce;
     u->reduce = NULL;
     FSDP_TRY(fsdp_work_wait(w));
+    if (u->R > 1 && u->sums) FSDP_TRY(fsdp__hook_begin(u));
+    if (u->sums) FSDP_TRY(fsdp__hook_end(u));
     bool sums = u->sums != NULL; /* the whole gradients are gone already, or new ones */
     fsdp_status s = sums ? fsdp__sums_settle(u) : settle(u);
     if (s == FSDP_OK && !sums) drop_whole(u);
@@ -314,7 +318,8 @@ static fsdp_status begin_replicas(fsdp__unit *u)
         FSDP_TRY(end_replicas(u->tree->reducing));
     FSDP_TRY(fsdp__sums_begin(u, &u->reduce));
     u->stage = FSDP__REDUCE_REPLICAS;
-    return u->reduce ? FSDP_OK : end_replicas(u);
+    if (u->R == 1) FSDP_TRY(fsdp__hook_begin(u));
+    return u->reduce || u->hook_stream ? FSDP_OK : end_replicas(u);
 }
 
 /* The sum inside the shard group is there: the whole gradients go. */
@@ -328,6 +333,7 @@ static fsdp_status end_scatter(fsdp__unit *u)
     else
         fsdp_work_wait(w);
     FSDP_TRY(s);
+    if (fsdp__custom_reduces(u)) FSDP_TRY(fsdp__custom_reduce_end(u));
     for (int k = 0; k < u->n_reduce && u->sums; k++)
         if (u->reduce_entries[k].present) u->params[u->reduce_params[k]].summed = true;
     drop_whole(u);

@@ -27,6 +27,7 @@ bool fsdp__unit_uses_sums(const fsdp__unit *u)
 {
     if (u->sums) return true;
     if (u->S > 1 && u->R > 1) return true;
+    if (u->hook || fsdp__custom_reduces(u)) return true;
     return u->S * u->R > 1 && (u->force_sum || (u->S > 1 && fsdp__unit_division(u).after != 1.0));
 }
 
@@ -116,7 +117,10 @@ fsdp_status fsdp__sums_begin(fsdp__unit *u, fsdp_work **work)
 
 fsdp_status fsdp__sums_settle(fsdp__unit *u)
 {
-    float scale = (float)(1.0 / fsdp__unit_division(u).after);
+    fsdp__division d = fsdp__unit_division(u);
+    /* The sum inside a group of the user's is plain. */
+    bool plain = u->R == 1 && fsdp__custom_reduces(u);
+    float scale = (float)(1.0 / (plain ? d.inside * d.after : d.after));
     for (int k = 0; k < u->n_reduce; k++) {
         fsdp__fparam *p = &u->params[u->reduce_params[k]];
         if (!u->reduce_entries[k].present) continue; /* absent on all ranks: no gradient */

@@ -272,7 +272,8 @@ static fsdp_status check_slice(const fsdp_mesh *m)
         if (!fine)
             return fsdp__fail(FSDP_UNSUPPORTED,
                               "fsdp_fully_shard over axis \"%s\" of a mesh that also has \"%s\" "
-                              "%d: gradients would not be summed along it; give the whole mesh",
+                              "%d: gradients would not be summed along it; give the whole mesh, or "
+                              "sum them in a hook (fsdp_set_all_reduce_hook)",
                               fsdp_mesh_axis_name(m, 0), name, fsdp_mesh_size(parent, a));
     }
     return FSDP_OK;
@@ -308,11 +309,12 @@ fsdp_status fsdp__tree_init(fsdp_module *root)
     if (s == FSDP_OK) s = name_units(t);
     if (s == FSDP_OK) s = settle(t);
     for (int i = 0; i < t->n_units && s == FSDP_OK; i++) {
+        /* A hook may sum along the axes that the mesh leaves out. */
+        if (!t->units[i]->hook) s = check_slice(t->units[i]->opt.mesh);
         bool seen = false; /* each mesh's groups are asked once */
         for (int k = 0; k < i && !seen; k++)
             seen = t->units[k]->opt.mesh == t->units[i]->opt.mesh;
         if (seen) continue;
-        s = check_slice(t->units[i]->opt.mesh);
         if (s == FSDP_OK) s = compare(t, t->units[i]->shard);
         if (s == FSDP_OK) s = compare(t, t->units[i]->replicate);
     }

@@ -197,6 +197,7 @@ void fsdp__unit_free(void *arg)
         if (p->grad) p->grad->st->owner = NULL;
         fsdp_release(p->whole);
         fsdp_release(p->grad);
+        free(p->ext);
         if (p->param) {
             p->param->shard = NULL;
             p->param->kept = NULL;
@@ -225,6 +226,7 @@ void fsdp__unit_free(void *arg)
     free(u->modules);
     free(u->ran);
     free(u->params);
+    fsdp__custom_free(u);
     free(u->gather_entries);
     free(u->reduce_entries);
     free(u->reduce_params);

@@ -9,7 +9,7 @@
 #include "autograd/node.h"
 #include "comm/comm.h"
 #include "dtensor/dtensor.h"
-#include "fsdp/shard.h"
+#include "fsdp/shard_hooks.h"
 #include "nn/module.h"
 
 typedef struct fsdp__unit fsdp__unit;
@@ -29,6 +29,8 @@ typedef struct fsdp__fparam {
     int64_t holder_at;      /* and at which number */
     fsdp_tensor *part;      /* what is kept of `whole` after forward (part.c), or NULL */
     fsdp__cut part_cut;     /* over the part group */
+    struct fsdp__extension *ext; /* own; NULL: the shard itself travels (extension.c) */
+    int64_t slot_at;        /* bytes, in a slot that it is copied out of */
     uint32_t version;       /* of the shard that `whole` was filled from */
     bool got_grad;          /* grad holds something since the last reduction */
     int64_t sum_at;         /* elements, in the unit's sums */
@@ -87,8 +89,14 @@ struct fsdp__unit {
     fsdp_mesh *part_mesh; /* (S / k, k): after forward 1/k is kept; NULL: not */
     fsdp_group *part_group;
     bool parted; /* the parts exist */
+    int64_t staged; /* bytes of a slot that is copied out of; charged to communication */
+    struct fsdp__custom *custom; /* own; NULL: no collective of the user's (custom_comm.c) */
+    fsdp_all_reduce_hook hook;
+    void *hook_arg;
+    fsdp_stream *hook_stream; /* not owned */
     fsdp_work *gather;
-    fsdp_list_entry *gather_entries, *reduce_entries; /* (n_params) each */
+    fsdp_list_entry *gather_entries, *reduce_entries; /* (n_params) each, or more to gather */
+    int64_t gather_cap;
     int n_reduce;
     int *reduce_params; /* which parameter an entry of the reduction is */
     fsdp_work *reduce;
@@ -179,6 +187,37 @@ fsdp_status fsdp__gather_begin(fsdp__unit *u);
 fsdp_status fsdp__gather_end(fsdp__unit *u);
 /* Empties the whole storages and gives the slot back. */
 void fsdp__gather_drop(fsdp__unit *u);
+
+/* ---- extension.c: what travels in a gather ------------------------------------------- */
+typedef struct fsdp__extension {
+    fsdp_gather_extension fn;
+    fsdp_gather_info info;
+    int n;
+    fsdp_tensor *wire[FSDP_GATHER_MAX]; /* of this rank; own references, while a gather runs */
+    fsdp_tensor *got[FSDP_GATHER_MAX];  /* of all ranks; the same */
+    int64_t at[FSDP_GATHER_MAX];        /* in the slot */
+} fsdp__extension;
+fsdp_status fsdp__extension_pre(fsdp__unit *u, fsdp__fparam *p);
+/* Fills the whole, whose storage is filled here; drops wire and got. */
+fsdp_status fsdp__extension_post(fsdp__unit *u, fsdp__fparam *p);
+void fsdp__extension_drop(fsdp__extension *x);
+/* For each parameter below m that matches and is fit; *n: how many. */
+fsdp_status fsdp__extension_set(fsdp_module *m, int recurse, const char *pattern,
+                                bool (*fit)(const fsdp__fparam *p), const fsdp_gather_extension *e,
+                                const char *what, int *n);
+
+/* ---- custom_comm.c: collectives of the user's ------------------------------------------ */
+bool fsdp__custom_gathers(const fsdp__unit *u);
+fsdp_status fsdp__custom_gather_begin(fsdp__unit *u, fsdp_group *g, int n);
+fsdp_status fsdp__custom_gather_end(fsdp__unit *u);
+bool fsdp__custom_reduces(const fsdp__unit *u);
+fsdp_status fsdp__custom_reduce_begin(fsdp__unit *u);
+fsdp_status fsdp__custom_reduce_end(fsdp__unit *u);
+void fsdp__custom_drop(fsdp__unit *u); /* what runs */
+void fsdp__custom_free(fsdp__unit *u);
+/* The all-reduce hook on u's sums: begins on its stream, or is done at once; and its end. */
+fsdp_status fsdp__hook_begin(fsdp__unit *u);
+fsdp_status fsdp__hook_end(fsdp__unit *u);
 
 /* ---- part.c: 1/k of the whole, between forward and backward ------------------------ */
 /* reshard_ranks of the options: checks it, makes the mesh. Collective over the world. */

@@ -452,7 +452,7 @@ fsdp_status fsdp_lora_save(fsdp_module *model, const char *folder, const char *b
         if (fsdp__lora_is_adapter(v.params.items[i].owner))
             FSDP_GO(save_param(&v, &v.params.items[i]));
     if (first) FSDP_GO(fsdp__st_writer_finish(v.writer));
-    if (first) FSDP_GO(fsdp__hf_put_in_place(tmp, folder, old));
+    if (first) FSDP_GO(fsdp__dir_replace(tmp, folder, old));
     s = fsdp_barrier(fsdp_group_world(), FSDP_LANE_CONTROL);
 done:
     fsdp__st_writer_free(v.writer);

@@ -33,7 +33,5 @@ char *fsdp__hf_beside(const char *folder, const char *ending);
 /* An error if something in the folder is not of an earlier save, as `ours` says, or if the folder
  * could not be made. */
 fsdp_status fsdp__hf_check_files(const char *folder, bool (*ours)(const char *name));
-/* tmp takes folder's place; between the two renames of a replacement the old one is at old. */
-fsdp_status fsdp__hf_put_in_place(const char *tmp, const char *folder, const char *old);
 
 #endif

@@ -179,17 +179,6 @@ char *fsdp__hf_beside(const char *folder, const char *ending)
     return fsdp__str_take(&s);
 }
 
-fsdp_status fsdp__hf_put_in_place(const char *tmp, const char *folder, const char *old)
-{
-    bool replace = fsdp__dir_exists(folder);
-    if (replace) {
-        FSDP_TRY(fsdp__dir_remove(old));
-        FSDP_TRY(fsdp__file_rename(folder, old));
-    }
-    FSDP_TRY(fsdp__file_rename(tmp, folder));
-    return replace ? fsdp__dir_remove(old) : FSDP_OK;
-}
-
 static fsdp_status write_file(const char *dir, const char *name, const fsdp_model_config *c,
                               const char *tokenizer)
 {
@@ -237,7 +226,7 @@ fsdp_status fsdp__hf_save_folder(fsdp_module *model, const fsdp_model_config *c,
     if (!(v.piece = fsdp__calloc(1, PIECE, "a piece of weights"))) FSDP_GO(fsdp_error());
     if (first) FSDP_GO(begin_folder(&v, c, folder, tmp));
     FSDP_GO(save_weights(&v, tmp));
-    if (first) FSDP_GO(fsdp__hf_put_in_place(tmp, folder, old));
+    if (first) FSDP_GO(fsdp__dir_replace(tmp, folder, old));
     s = fsdp_barrier(fsdp_group_world(), FSDP_LANE_CONTROL);
 done:
     fsdp__hf_writer_free(v.writer);

@@ -95,16 +95,11 @@ static fsdp_status check_files(const fsdp__train_config *c)
     return FSDP_OK;
 }
 
-fsdp_status fsdp__adapters_check(const fsdp__train_config *c, const fsdp_model_config *model)
+fsdp_status fsdp__adapters_check(const fsdp__train_config *c, fsdp_module *model)
 {
     if (!c->lora.enable) return FSDP_OK;
     FSDP_TRY(check_files(c));
-    FSDP_TRY(fsdp_device_push(FSDP_META));
-    fsdp_module *m = fsdp_model_create(model);
-    (void)fsdp_device_pop();
-    fsdp_status s = m ? apply(c, m) : fsdp_error();
-    fsdp_module_free(m);
-    return s;
+    return apply(c, model);
 }
 
 fsdp_status fsdp__adapters_fill(const fsdp__train_config *c, fsdp_module *model)

@@ -11,9 +11,9 @@
 /* Values of the section against each other and against what is saved. */
 fsdp_status fsdp__adapters_resolve(const fsdp__train_config *c);
 
-/* Whether the folder to start from is there and fits the model, and the names mean layers of it:
- * before any rank is started. */
-fsdp_status fsdp__adapters_check(const fsdp__train_config *c, const fsdp_model_config *model);
+/* Applies them to a model on meta that is thrown away: whether the folder to start from is there and
+ * fits the model, and the names mean layers of it. */
+fsdp_status fsdp__adapters_check(const fsdp__train_config *c, fsdp_module *model);
 
 /* All of the following do nothing, and give FSDP_OK, unless lora.enable is on. */
 

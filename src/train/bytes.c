@@ -9,10 +9,13 @@
  */
 #include "train/bytes.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/error.h"
-#include "fsdp/models.h"
+#include "base/memory.h"
+#include "train/strategy.h"
+#include "train/units.h"
 
 /* Sums over one unit's parameters. */
 typedef struct unit_bytes {
@@ -27,6 +30,8 @@ typedef struct sums {
     int64_t ranks;                 /* of a shard group */
     int64_t kept, compute, reduce; /* bytes an element */
     unit_bytes root, largest, all;
+    int64_t units, gathers; /* units that have parameters; the root's is one of the second */
+    int64_t window;         /* gathered: a running unit, those around it, those gathered ahead */
 } sums;
 
 static int64_t width(int dtype)
@@ -50,39 +55,109 @@ static void add_param(const sums *s, const fsdp_param *p, unit_bytes *u)
     u->gradient += numel * s->reduce;
 }
 
-static fsdp_status add_module(const sums *s, fsdp_module *m, unit_bytes *u)
-{
-    fsdp_param_list l;
-    FSDP_TRY(fsdp_module_params(m, &l));
-    for (int64_t i = 0; i < l.count; i++)
-        add_param(s, l.items[i].param, u);
-    fsdp_param_list_free(&l);
-    return FSDP_OK;
-}
-
 static int64_t max(int64_t a, int64_t b)
 {
     return a > b ? a : b;
 }
 
-static fsdp_status add_units(const fsdp__train_config *c, fsdp_module *model, sums *s)
+typedef struct walker {
+    const sums *s;
+    fsdp_module *const *units;
+    int64_t n;
+    unit_bytes *own; /* (n + 1): of each unit without those inside it; the last is the root's */
+    int64_t *around; /* (n) the unit that it stands in; n: the root's */
+    int64_t *order;  /* (n) as their forwards begin */
+    int64_t begun;
+} walker;
+
+static int64_t index_of(const walker *w, const fsdp_module *m, int64_t otherwise)
 {
-    FSDP_TRY(add_module(s, model, &s->all));
-    s->root = s->all;
-    if (c->parallelism.fsdp_units == 1) return FSDP_OK;
-    for (int64_t i = 0; i < fsdp_model_block_count(model); i++) {
-        unit_bytes u = {0};
-        FSDP_TRY(add_module(s, fsdp_model_block(model, i), &u));
-        s->root.shard -= u.shard;
-        s->root.trained -= u.trained;
-        s->root.gathered -= u.gathered;
-        s->root.gradient -= u.gradient;
-        s->largest.shard = max(s->largest.shard, u.shard);
-        s->largest.trained = max(s->largest.trained, u.trained);
-        s->largest.gathered = max(s->largest.gathered, u.gathered);
-        s->largest.gradient = max(s->largest.gradient, u.gradient);
+    for (int64_t i = 0; i < w->n; i++)
+        if (w->units[i] == m) return i;
+    return otherwise;
+}
+
+/* The parameters of l stand in the order of the tree, *at is the next: a shared one is in the first
+ * module that has it. around: the unit that m stands in. */
+static void walk(walker *w, fsdp_module *m, int64_t around, const fsdp_param_list *l, int64_t *at)
+{
+    int64_t u = index_of(w, m, around);
+    if (u != around) {
+        w->around[u] = around;
+        w->order[w->begun++] = u;
     }
-    return FSDP_OK;
+    for (; *at < l->count && l->items[*at].owner == m; ++*at)
+        add_param(w->s, l->items[*at].param, &w->own[u]);
+    for (int i = 0; i < fsdp_module_child_count(m); i++)
+        walk(w, fsdp_module_child(m, i), u, l, at);
+}
+
+static void largest_of(unit_bytes *a, const unit_bytes *b)
+{
+    a->shard = max(a->shard, b->shard);
+    a->trained = max(a->trained, b->trained);
+    a->gathered = max(a->gathered, b->gathered);
+    a->gradient = max(a->gradient, b->gradient);
+}
+
+static void add(unit_bytes *a, const unit_bytes *b)
+{
+    a->shard += b->shard;
+    a->trained += b->trained;
+    a->whole += b->whole;
+    a->whole_trained += b->whole_trained;
+    a->gathered += b->gathered;
+    a->gradient += b->gradient;
+}
+
+/* The most that is gathered while some unit runs, without the root's. */
+static int64_t window_of(const walker *w, int64_t ahead)
+{
+    int64_t most = 0;
+    for (int64_t i = 0; i < w->n; i++) {
+        int64_t bytes = 0;
+        for (int64_t u = w->order[i]; u != w->n; u = w->around[u])
+            bytes += w->own[u].gathered;
+        for (int64_t k = 1; k <= ahead && i + k < w->n; k++)
+            bytes += w->own[w->order[i + k]].gathered;
+        most = max(most, bytes);
+    }
+    return most;
+}
+
+static void add_up(const walker *w, int64_t ahead, sums *s)
+{
+    for (int64_t i = 0; i <= w->n; i++) {
+        add(&s->all, &w->own[i]);
+        s->gathers += w->own[i].gathered > 0;
+        s->units += i < w->n && w->own[i].gathered > 0;
+        if (i < w->n) largest_of(&s->largest, &w->own[i]);
+    }
+    s->root = w->own[w->n];
+    s->window = window_of(w, ahead);
+}
+
+static fsdp_status add_units(const fsdp__train_config *c, fsdp_module *model,
+                             fsdp_module *const *units, int64_t n, sums *s)
+{
+    fsdp_param_list l;
+    int64_t at = 0, ahead = c->prefetch.limit;
+    FSDP_TRY(fsdp_module_params(model, &l));
+    walker w = {.s = s, .units = units, .n = n};
+    w.own = fsdp__calloc((size_t)n + 1, sizeof *w.own, "bytes of units");
+    w.around = fsdp__calloc((size_t)n, sizeof *w.around, "bytes of units");
+    w.order = fsdp__calloc((size_t)n, sizeof *w.order, "bytes of units");
+    fsdp_status e = w.own && w.around && w.order ? FSDP_OK : fsdp_error();
+    if (e == FSDP_OK) {
+        walk(&w, model, n, &l, &at);
+        /* Without a recorded order backward gathers one ahead. */
+        add_up(&w, ahead == 0 ? 1 : ahead < 0 ? 0 : ahead, s);
+    }
+    free(w.own);
+    free(w.around);
+    free(w.order);
+    fsdp_param_list_free(&l);
+    return e;
 }
 
 static int64_t total(const int64_t *x)
@@ -110,16 +185,34 @@ static int64_t gradient_bytes(const sums *s, bool accumulate)
     return s->largest.gradient == 0 ? last : max(last, max(block, two));
 }
 
+static sums sums_of(const fsdp__train_config *c)
+{
+    return (sums){.ranks = c->parallelism.data_parallel_shard_degree,
+                  .kept = width(c->training.dtype),
+                  .compute = width(c->training.mixed_precision_param),
+                  .reduce = width(c->training.mixed_precision_reduce)};
+}
+
+/* Gathered parameters that are there at once, where they are freed after forward. */
+static int64_t at_once(const fsdp__train_config *c, const sums *s)
+{
+    int64_t k = fsdp__strategy_part(c), bytes = s->root.gathered + s->window;
+    if (!k || !s->units || !s->largest.gathered) return bytes;
+    /* Units that wait for their backward keep a part; one keeps it while it is whole. */
+    int64_t whole = s->window / s->largest.gathered;
+    return bytes + (s->units - whole + 1) * ((s->largest.gathered + k - 1) / k);
+}
+
 fsdp_status fsdp__byte_plan_make(const fsdp__train_config *c, fsdp_module *model,
                                  int64_t microbatches, fsdp__byte_plan *out)
 {
-    int64_t blocks = c->parallelism.fsdp_units == 1 ? 0 : fsdp_model_block_count(model);
     int64_t states = c->optimizer.name == 0 ? 2 : c->optimizer.momentum != 0;
-    sums s = {.ranks = c->parallelism.data_parallel_shard_degree,
-              .kept = width(c->training.dtype),
-              .compute = width(c->training.mixed_precision_param),
-              .reduce = width(c->training.mixed_precision_reduce)};
-    FSDP_TRY(add_units(c, model, &s));
+    sums s = sums_of(c);
+    fsdp__unit_modules u;
+    FSDP_TRY(fsdp__units_find(c->parallelism.fsdp_units, model, &u));
+    fsdp_status e = add_units(c, model, u.items, u.count, &s);
+    fsdp__units_free(&u);
+    FSDP_TRY(e);
     memset(out, 0, sizeof *out);
 
     out->whole[FSDP_PARAMETERS] = s.all.whole;
@@ -134,18 +227,23 @@ fsdp_status fsdp__byte_plan_make(const fsdp__train_config *c, fsdp_module *model
     }
     /* One rank that does not cast computes with the shard itself. */
     bool lent = s.ranks == 1 && s.kept == s.compute;
-    /* Without a recorded order backward gathers one ahead. */
-    int64_t at_once = 1 + (c->prefetch.limit ? c->prefetch.limit : 1);
-    if (at_once < 1) at_once = 1;
-    if (at_once > blocks) at_once = blocks;
-    out->rank[FSDP_UNSHARDED] = lent ? 0
-                                : c->parallelism.fsdp_reshard_after_forward == FSDP__RESHARD_NEVER
-                                    ? s.all.gathered
-                                    : s.root.gathered + at_once * s.largest.gathered;
+    out->rank[FSDP_UNSHARDED] = lent                      ? 0
+                                : fsdp__strategy_keeps(c) ? s.all.gathered
+                                                          : at_once(c, &s);
     out->rank[FSDP_GRADIENTS] =
         gradient_bytes(&s, microbatches > 1 && !c->training.sync_each_microbatch);
     out->whole_total = total(out->whole);
     out->rank_total = total(out->rank);
+    return FSDP_OK;
+}
+
+fsdp_status fsdp__grain_make(const fsdp__train_config *c, fsdp_module *model,
+                             fsdp_module *const *units, int64_t n, fsdp__grain *out)
+{
+    sums s = sums_of(c);
+    FSDP_TRY(add_units(c, model, units, n, &s));
+    int64_t peak = at_once(c, &s);
+    *out = (fsdp__grain){s.all.gathered, peak < s.all.gathered ? peak : s.all.gathered, s.gathers};
     return FSDP_OK;
 }
 

@@ -20,6 +20,16 @@ typedef struct fsdp__byte_plan {
  * last. */
 fsdp_status fsdp__byte_plan_make(const fsdp__train_config *c, fsdp_module *model,
                                  int64_t microbatches, fsdp__byte_plan *out);
+/* The grain of a choice of units (modules, inner ones first, and the root): bytes of parameters in
+ * the compute dtype. */
+typedef struct fsdp__grain {
+    int64_t all;     /* the model's */
+    int64_t peak;    /* at once whole: the root's, the running unit's, those gathered ahead */
+    int64_t gathers; /* units that have parameters, the root's among them */
+} fsdp__grain;
+fsdp_status fsdp__grain_make(const fsdp__train_config *c, fsdp_module *model,
+                             fsdp_module *const *units, int64_t n, fsdp__grain *out);
+
 /* peak (FSDP_PURPOSE_COUNT) and peak_total of the largest rank; NULL: only what is planned. */
 void fsdp__byte_plan_text(const fsdp__byte_plan *p, const int64_t *peak, int64_t peak_total,
                           fsdp__str *out);

@@ -17,6 +17,7 @@
 #include "train/adapters.h"
 #include "train/groups.h"
 #include "train/nonfinite.h"
+#include "train/strategy.h"
 
 #define BIG 1e18 /* no upper bound */
 #define ROW(sec, field, type, initial, lo, hi, choices, help)                                      \
@@ -155,11 +156,15 @@ static const fsdp__option parallelism_rows[] = {
     INT_(parallelism, data_parallel_shard_degree, "-1", -1, 65536,
          "Ranks over which parameters, gradients and optimizer state are cut; -1: the ranks that "
          "data_parallel_replicate_degree leaves."),
-    ENUM_(parallelism, fsdp_reshard_after_forward, "default", "default|always|never",
+    TEXT_(parallelism, fsdp_reshard_after_forward, "default",
           "Whether gathered parameters are freed after forward and gathered again for backward. "
-          "default: all but the root's (FULL_SHARD); always: all; never: none (SHARD_GRAD_OP)."),
-    ENUM_(parallelism, fsdp_units, "block", "block|model",
-          "What is gathered at once: each transformer block and the rest, or the whole model."),
+          "default: all but the root's (FULL_SHARD); always: all; never: none (SHARD_GRAD_OP). A "
+          "number k, a divisor of data_parallel_shard_degree: after forward they are cut over "
+          "groups of k ranks, which gather them again. docs/strategies.md has all names."),
+    TEXT_(parallelism, fsdp_units, "block",
+          "What is gathered at once. block: each transformer block, and the rest; linear: each "
+          "linear layer; model: everything; else a pattern of whole module names (*.mlp|*.self_attn"
+          "): * any characters, ? one, a|b either of two."),
     END};
 
 static const fsdp__option recompute_rows[] = {
@@ -509,6 +514,7 @@ fsdp_status fsdp__train_config_resolve(fsdp__train_config *c, int ranks)
     FSDP_TRY(resolve_model(c));
     FSDP_TRY(fsdp__train_recompute_check(c));
     FSDP_TRY(fsdp__adapters_resolve(c));
+    FSDP_TRY(fsdp__strategy_check(c));
     if (!c->job.dump_folder || !*c->job.dump_folder)
         return fsdp__fail(FSDP_INVALID_CONFIG, "job.dump_folder is empty; expected a folder");
     if (!c->data.dir)

@@ -30,7 +30,6 @@ enum fsdp__recompute_mode {
     FSDP__RECOMPUTE_SELECTIVE,
     FSDP__RECOMPUTE_BUDGET
 };
-enum fsdp__reshard_choice { FSDP__RESHARD_DEFAULT, FSDP__RESHARD_ALWAYS, FSDP__RESHARD_NEVER };
 
 typedef struct fsdp__train_config {
     struct {
@@ -69,8 +68,7 @@ typedef struct fsdp__train_config {
     } training;
     struct {
         int64_t data_parallel_replicate_degree, data_parallel_shard_degree;
-        int fsdp_reshard_after_forward; /* enum fsdp__reshard_choice */
-        int fsdp_units;                 /* 0 block, 1 model */
+        char *fsdp_reshard_after_forward, *fsdp_units; /* strategy.h and units.h read them */
     } parallelism;
     struct {
         int mode; /* enum fsdp__recompute_mode */

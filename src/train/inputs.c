@@ -9,7 +9,9 @@
 #include "base/error.h"
 #include "format/file.h"
 #include "fsdp/data.h"
+#include "fsdp/models.h"
 #include "train/adapters.h"
+#include "train/units.h"
 
 /* One token file, with enough in it for a row. */
 static fsdp_status open_tokens(const fsdp__train_config *c, const char *name, int64_t seq_len,
@@ -93,6 +95,20 @@ static fsdp_status check_weights(const fsdp__train_config *c)
                       c->model.hf_assets_path);
 }
 
+/* Names of layers and of units, on a model that takes no bytes. */
+static fsdp_status check_names(const fsdp__train_config *c, const fsdp_model_config *model)
+{
+    fsdp__unit_modules u = {0};
+    FSDP_TRY(fsdp_device_push(FSDP_META));
+    fsdp_module *m = fsdp_model_create(model);
+    (void)fsdp_device_pop();
+    fsdp_status s = m ? fsdp__adapters_check(c, m) : fsdp_error();
+    if (s == FSDP_OK) s = fsdp__units_find(c->parallelism.fsdp_units, m, &u);
+    fsdp__units_free(&u);
+    fsdp_module_free(m);
+    return s;
+}
+
 fsdp_status fsdp__train_inputs_open(const fsdp__train_config *c, bool with_tokenizer,
                                     fsdp__train_inputs *out)
 {
@@ -108,7 +124,7 @@ fsdp_status fsdp__train_inputs_open(const fsdp__train_config *c, bool with_token
     FSDP_GO(check_weights(c));
     if (with_tokenizer) {
         FSDP_GO(read_tokenizers(c, out));
-        FSDP_GO(fsdp__adapters_check(c, &out->model));
+        FSDP_GO(check_names(c, &out->model));
     }
 done:
     if (s != FSDP_OK) fsdp__train_inputs_close(out);

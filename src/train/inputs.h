@@ -14,9 +14,9 @@ typedef struct fsdp__train_inputs {
 } fsdp__train_inputs;
 
 /* Opens the token files and settles the model. with_tokenizer: reads the tokenizers as well, compares
- * their vocabularies, gives the model the tokenizer's end token, and looks whether the adapters of c
- * fit the model; one rank does that for all, and
- * the launcher before it starts any. */
+ * their vocabularies, gives the model the tokenizer's end token, and looks whether names of layers
+ * and units mean something in it; one rank does that for all, and the launcher before it starts any.
+ */
 fsdp_status fsdp__train_inputs_open(const fsdp__train_config *c, bool with_tokenizer,
                                     fsdp__train_inputs *out);
 void fsdp__train_inputs_close(fsdp__train_inputs *in);

@@ -35,6 +35,8 @@
 #include "train/nonfinite.h"
 #include "train/recompute.h"
 #include "train/run_folder.h"
+#include "train/strategy.h"
+#include "train/units.h"
 #include "train/update.h"
 
 typedef struct trainer {
@@ -85,18 +87,10 @@ static fsdp_status start(trainer *t)
 
 static fsdp_status make_mesh(trainer *t)
 {
-    int sizes[2] = {(int)t->c->parallelism.data_parallel_replicate_degree,
-                    (int)t->c->parallelism.data_parallel_shard_degree};
-    const char *names[2] = {"replicate", "shard"};
-    int skip = sizes[0] == 1; /* one replica needs no axis */
-    t->mesh = fsdp_mesh_create(FSDP_CPU, 2 - skip, sizes + skip, names + skip);
-    char *text = t->mesh ? fsdp_mesh_print(t->mesh) : NULL;
-    if (!text) return fsdp_error();
-    fsdp__say(&t->metrics, "mesh %s", text);
+    FSDP_TRY(fsdp__strategy_mesh(t->c, &t->metrics, &t->mesh));
     fsdp__say(&t->metrics, "kernels for %s (%s), %d thread%s a rank\n",
               fsdp__cpu_isa_name(fsdp__cpu_isa()), fsdp__cpu_model(), fsdp_threads(),
               fsdp_threads() == 1 ? "" : "s");
-    free(text);
     return FSDP_OK;
 }
 
@@ -123,28 +117,6 @@ static fsdp_status make_samplers(trainer *t)
 
 /* ---- the model --------------------------------------------------------------------------- */
 
-static fsdp_status shard(trainer *t)
-{
-    static const fsdp_reshard_policy policies[] = {
-        [FSDP__RESHARD_DEFAULT] = FSDP_RESHARD_AUTO,
-        [FSDP__RESHARD_ALWAYS] = FSDP_RESHARD_ALWAYS,
-        [FSDP__RESHARD_NEVER] = FSDP_RESHARD_NEVER,
-    };
-    const fsdp__train_config *c = t->c;
-    fsdp_shard_options o = fsdp_shard_defaults(t->mesh);
-    o.reshard_after_forward = policies[c->parallelism.fsdp_reshard_after_forward];
-    o.mp_policy.param_dtype = fsdp__train_dtype_of(c->training.mixed_precision_param);
-    o.mp_policy.reduce_dtype = fsdp__train_dtype_of(c->training.mixed_precision_reduce);
-    o.prefetch_limit = (int)c->prefetch.limit;
-    o.private_gather = !c->memory.shared_gather;
-    int64_t blocks = c->parallelism.fsdp_units == 0 ? fsdp_model_block_count(t->model) : 0;
-    for (int64_t i = 0; i < blocks; i++)
-        FSDP_TRY(fsdp_fully_shard(fsdp_model_block(t->model, i), &o));
-    FSDP_TRY(fsdp_fully_shard(t->model, &o));
-    /* The loss is divided by the step's tokens, so gradients are sums over the ranks. */
-    return fsdp_set_gradient_divide_factor(t->model, 1.0, 1);
-}
-
 static int64_t microbatches(const trainer *t)
 {
     fsdp__sampler_step plan;
@@ -163,6 +135,9 @@ static fsdp_status check_limit(trainer *t)
     fsdp__byte_plan_text(&t->plan, NULL, 0, &text);
     fsdp__say(&t->metrics, "%lld parameters, memory planned:\n%s",
               (long long)fsdp_module_numel(t->model), fsdp__str_get(&text));
+    fsdp__str_free(&text);
+    FSDP_TRY(fsdp__units_report(t->c, t->model, &text));
+    fsdp__say(&t->metrics, "%s", fsdp__str_get(&text));
     fsdp__str_free(&text);
     FSDP_TRY(fsdp_memory_set_limit(limit));
     if (limit == 0 || t->plan.rank_total <= limit) return FSDP_OK;
@@ -245,7 +220,7 @@ static fsdp_status make_model(trainer *t)
         FSDP_TRY(fsdp__injection_parse(t->c->debug.inject_nonfinite, &t->injection));
         FSDP_TRY(fsdp__injection_install(&t->injection, t->model));
     }
-    FSDP_TRY(shard(t));
+    FSDP_TRY(fsdp__strategy_shard(t->c, t->mesh, t->model));
     if (t->c->model.print_after_conversion) {
         char *text = fsdp_module_print(t->model);
         if (!text) return fsdp_error();

@@ -2,6 +2,7 @@
  * test_ckpt.c - checkpoints: what N ranks saved, M ranks load, to the bit, whatever the cut; and
  * what a checkpoint that does not fit says.
  */
+#include <signal.h>
 #include <stdarg.h>
 #include <setjmp.h>
 #include <stddef.h>
@@ -9,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -256,6 +258,44 @@ static void a_save_that_fails_leaves_nothing(void **state)
     fsdp__dir_list_free(names, n);
 }
 
+/* Files may not grow: every rank says so, and none that it finds no folder, which another that
+ * failed before it has taken away. */
+static fsdp_status save_and_tell(void *arg)
+{
+    job j = {.folder = folder, .replicas = 1, .seed = 7, .save = true};
+    char(*told)[256] = arg;
+    fsdp_status s = work(&j);
+    snprintf(told[fsdp_rank()], sizeof told[0], "%s", fsdp_error_text());
+    return s;
+}
+
+static void a_full_disk_is_all_that_is_said(void **state)
+{
+    (void)state;
+    struct rlimit old, small;
+    getrlimit(RLIMIT_FSIZE, &old);
+    small = old;
+    small.rlim_cur = 100;
+    void (*handler)(int) = signal(SIGXFSZ, SIG_IGN);
+    for (int k = 0; k < 20; k++) {
+        char told[8][256] = {{0}};
+        setrlimit(RLIMIT_FSIZE, &small);
+        fsdp_status s = fsdp_run_threads(8, save_and_tell, told);
+        setrlimit(RLIMIT_FSIZE, &old);
+        fsdp_error_clear();
+        assert_int_not_equal(s, FSDP_OK);
+        for (int r = 0; r < 8; r++)
+            if (strstr(told[r], "No such file") || !strstr(told[r], "safetensors"))
+                fail_msg("rank %d: %s", r, told[r]);
+        char **names;
+        int64_t n;
+        assert_int_equal(fsdp__dir_list(folder, &names, &n), FSDP_OK);
+        fsdp__dir_list_free(names, n);
+        assert_int_equal(n, 0);
+    }
+    signal(SIGXFSZ, handler);
+}
+
 #define TEST(f) cmocka_unit_test_setup_teardown(f, make_folder, remove_folder)
 
 int main(void)
@@ -263,7 +303,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(any_ranks_load_what_any_saved),    TEST(cuts_and_replicas_do_not_matter),
         TEST(what_does_not_fit_is_listed),      TEST(only_whole_ones_count),
-        TEST(a_save_that_fails_leaves_nothing),
+        TEST(a_save_that_fails_leaves_nothing), TEST(a_full_disk_is_all_that_is_said),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

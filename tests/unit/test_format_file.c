@@ -15,6 +15,9 @@
 
 #include <cmocka.h>
 
+#include <pthread.h>
+#include <stdatomic.h>
+
 #include "format/file.h"
 
 static char folder[] = "/tmp/fsdp-test-file-XXXXXX";
@@ -47,6 +50,8 @@ static const char *in(const char *name)
     snprintf(p, sizeof paths[0], "%s/%s", folder, name);
     return p;
 }
+
+static char in_folder[300];
 
 static void expect_error(fsdp_status got, fsdp_status code, const char *word)
 {
@@ -89,6 +94,64 @@ static void test_read_and_write(void **state)
     assert_int_equal(fsdp__file_remove(in("a")), FSDP_OK);
     assert_int_equal(fsdp__file_remove(in("a")), FSDP_OK);
     assert_false(fsdp__file_exists(in("a")));
+}
+
+/* Looks at a file all the while; *arg becomes how often it was not there. */
+static atomic_int watching;
+static void *watch(void *arg)
+{
+    int *missing = arg, looks = 0;
+    while (atomic_load(&watching)) {
+        if (access(in_folder, R_OK)) ++*missing;
+        looks++;
+    }
+    return looks > 0 ? missing : NULL;
+}
+
+static void make_dir(const char *name, const char *text)
+{
+    char path[300];
+    assert_int_equal(fsdp__dir_make(in(name)), FSDP_OK);
+    snprintf(path, sizeof path, "%s/x", in(name));
+    assert_int_equal(fsdp__file_write(path, text, strlen(text)), FSDP_OK);
+}
+
+/* At any moment the old folder or the new one stands there, so a kill leaves one of them. */
+static void test_replace_folder(void **state)
+{
+    (void)state;
+    pthread_t thread;
+    int missing = 0;
+    char text[16], *p;
+    size_t n;
+    make_dir("d", "first");
+    snprintf(in_folder, sizeof in_folder, "%s/x", in("d"));
+    atomic_store(&watching, 1);
+    assert_int_equal(pthread_create(&thread, NULL, watch, &missing), 0);
+    for (int k = 0; k < 200; k++) {
+        snprintf(text, sizeof text, "number %d", k);
+        make_dir("d.tmp", text);
+        assert_int_equal(fsdp__dir_replace(in("d.tmp"), in("d"), in("d.old")), FSDP_OK);
+        assert_false(fsdp__dir_exists(in("d.tmp")));
+        assert_int_equal(fsdp__file_read(in_folder, &p, &n), FSDP_OK);
+        assert_string_equal(p, text);
+        free(p);
+    }
+    atomic_store(&watching, 0);
+    void *looked;
+    pthread_join(thread, &looked);
+    assert_ptr_equal(looked, &missing);
+    assert_int_equal(missing, 0);
+    assert_false(fsdp__dir_exists(in("d.old")));
+    /* What cannot come leaves what is there. */
+    expect_error(fsdp__dir_replace(in("none"), in("d"), in("d.old")), FSDP_NOT_FOUND, "none");
+    assert_true(fsdp__file_exists(in_folder));
+    assert_false(fsdp__dir_exists(in("d.old")));
+    make_dir("d.tmp", "new");
+    assert_int_equal(fsdp__dir_remove(in("d")), FSDP_OK);
+    assert_int_equal(fsdp__dir_replace(in("d.tmp"), in("d"), in("d.old")), FSDP_OK);
+    assert_true(fsdp__file_exists(in_folder));
+    assert_int_equal(fsdp__dir_remove(in("d")), FSDP_OK);
 }
 
 static void test_copy(void **state)
@@ -284,9 +347,10 @@ int main(void)
 {
 #define TEST(f) cmocka_unit_test_setup(f, start)
     const struct CMUnitTest tests[] = {
-        TEST(test_read_and_write), TEST(test_copy),   TEST(test_all_or_nothing),
-        TEST(test_temp),           TEST(test_ranges), TEST(test_folders),
-        TEST(test_claims),         TEST(test_rename), TEST(test_paths),
+        TEST(test_read_and_write), TEST(test_replace_folder), TEST(test_copy),
+        TEST(test_all_or_nothing), TEST(test_temp),           TEST(test_ranges),
+        TEST(test_folders),        TEST(test_claims),         TEST(test_rename),
+        TEST(test_paths),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

@@ -370,7 +370,10 @@ static void test_backward_misprefetch(void)
                              .options = fsdp_shard_defaults(NULL)};
             p.options.reshard_after_forward = policies[k / 2];
             p.options.private_gather = k & 1;
-            conf_processes(worlds[i], conf_parity_rank, &p);
+            if (k == 1)
+                conf_processes(worlds[i], conf_parity_rank, &p);
+            else
+                conf_ranks(worlds[i], conf_parity_rank, &p);
         }
 }
 

@@ -155,7 +155,8 @@ static void test_train_parity_single_group_shard_largest_dim(void)
 
 static fsdp_module *lm_create(const conf_parity *p)
 {
-    conf_lm *m = conf_lm_create(3, p->arg != NULL);
+    (void)p;
+    conf_lm *m = conf_lm_create(3, 0);
     return m ? &m->base : NULL;
 }
 
@@ -360,21 +361,6 @@ static void test_shard_placement_fn_contiguous_params_grads(void)
 
 /* ---- SharedParams -------------------------------------------------------------------------- */
 
-/* Tied embedding and head in the root's unit. */
-static void test_train_parity_with_shared_params(void)
-{
-    static const int tied = 1;
-    for (int i = 0; i < WORLDS; i++)
-        for (int k = 0; k < 3; k++) {
-            conf_parity p = {.make = lm_create,
-                             .shard = conf_shard_blocks,
-                             .arg = &tied,
-                             .options = fsdp_shard_defaults(NULL)};
-            p.options.reshard_after_forward = policies[k];
-            conf_ranks(worlds[i], conf_parity_rank, &p);
-        }
-}
-
 static fsdp_status layer_by_layer_rank(void *arg)
 {
     (void)arg;
@@ -454,7 +440,6 @@ int main(int argc, char **argv)
         CONF_TEST(test_reset_iter_state_after_exception),
         CONF_TEST(test_train_parity_shard_placement_fn_shard_largest_dim),
         CONF_TEST(test_shard_placement_fn_contiguous_params_grads),
-        CONF_TEST(test_train_parity_with_shared_params),
         CONF_TEST(test_layer_by_layer_shard_no_false_positive),
         CONF_TEST(test_train_parity_single_worldsize1),
     };

@@ -16,6 +16,7 @@
 #ifndef FSDP_CKPT_CHECKPOINT_H
 #define FSDP_CKPT_CHECKPOINT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "fsdp/optim.h"
@@ -24,6 +25,8 @@ typedef struct fsdp__ckpt_state {
     int64_t step;                    /* optimizer steps that are done */
     int64_t samples;                 /* consumed: the sampler's cursor */
     int64_t skipped, skipped_in_row; /* steps whose gradients were not finite; the last of them */
+    fsdp_schedule schedule; /* of the learning rate; a load gives that of the run that saved */
+    bool has_schedule;      /* false: a checkpoint without one */
     /* What else the run has, saved and loaded with the rest; NULL: none. Not owned. */
     fsdp_ema *ema;
     fsdp_grad_scaler *scaler;

@@ -35,6 +35,13 @@ static json_t *groups_json(const fsdp_optimizer *opt)
     return list;
 }
 
+static json_t *schedule_json(const fsdp_schedule *s)
+{
+    return json_pack("{s:I, s:I, s:f, s:i, s:f}", "warmup_steps", (json_int_t)s->warmup_steps,
+                     "total_steps", (json_int_t)s->total_steps, "decay_ratio", s->decay_ratio,
+                     "decay", (int)s->decay, "min_lr_factor", s->min_lr_factor);
+}
+
 fsdp_status fsdp__ckpt_index_put(json_t *root, const fsdp_optimizer *opt, const fsdp__ckpt_state *s)
 {
     json_t *states = json_array();
@@ -49,6 +56,7 @@ fsdp_status fsdp__ckpt_index_put(json_t *root, const fsdp_optimizer *opt, const 
     bad |= json_object_set_new(root, "param_groups", groups_json(opt));
     bad |= json_object_set_new(root, "skipped", json_integer(s->skipped));
     bad |= json_object_set_new(root, "skipped_in_row", json_integer(s->skipped_in_row));
+    if (s->has_schedule) bad |= json_object_set_new(root, "schedule", schedule_json(&s->schedule));
     if (s->ema)
         bad |= json_object_set_new(
             root, "ema", json_pack("{s:I}", "updates", (json_int_t)fsdp_ema_updates(s->ema)));
@@ -108,6 +116,24 @@ static fsdp_status both(const char *path, const char *what, const char *option, 
                       there ? "a " : "no ", what, wanted ? "one" : "none", option);
 }
 
+static fsdp_status take_schedule(const fsdp__json_at *at, fsdp__ckpt_index *out)
+{
+    fsdp__json_at part;
+    int64_t decay = 0;
+    out->has_schedule = fsdp__json_has(at, "schedule");
+    if (!out->has_schedule) return FSDP_OK;
+    FSDP_TRY(fsdp__json_object(at, "schedule", &part));
+    FSDP_TRY(fsdp__json_int(&part, "warmup_steps", &out->schedule.warmup_steps));
+    FSDP_TRY(fsdp__json_int(&part, "total_steps", &out->schedule.total_steps));
+    FSDP_TRY(fsdp__json_number(&part, "decay_ratio", &out->schedule.decay_ratio));
+    FSDP_TRY(fsdp__json_int(&part, "decay", &decay));
+    FSDP_TRY(fsdp__json_number(&part, "min_lr_factor", &out->schedule.min_lr_factor));
+    if (decay < FSDP_DECAY_LINEAR || decay > FSDP_DECAY_COSINE)
+        return fsdp__json_fail(FSDP_INVALID_DATA, &part, "decay", "0, 1 or 2");
+    out->schedule.decay = (fsdp_decay)decay;
+    return FSDP_OK;
+}
+
 static fsdp_status take_parts(const fsdp__json_at *at, const char *path, const fsdp__ckpt_state *s,
                               fsdp__ckpt_index *out)
 {
@@ -154,6 +180,7 @@ fsdp_status fsdp__ckpt_index_take(const json_t *root, const char *path, const fs
     if (version != 1) return fsdp__json_fail(FSDP_UNSUPPORTED, &at, "version", "1");
     FSDP_TRY(take_states(root, path, opt));
     FSDP_TRY(compare_groups(root, path, opt));
+    FSDP_TRY(take_schedule(&at, out));
     return take_parts(&at, path, s, out);
 }
 
@@ -164,6 +191,8 @@ fsdp_status fsdp__ckpt_index_apply(const fsdp__ckpt_index *x, fsdp_optimizer *op
     s->samples = x->samples;
     s->skipped = x->skipped;
     s->skipped_in_row = x->skipped_in_row;
+    s->schedule = x->schedule;
+    s->has_schedule = x->has_schedule;
     fsdp_optimizer_set_step_count(opt, x->optimizer_steps);
     fsdp_ema_set_updates(s->ema, x->ema_updates);
     return s->scaler ? fsdp_grad_scaler_set_state(s->scaler, x->loss_scale, x->growth_tracker)

@@ -16,6 +16,8 @@ fsdp_status fsdp__ckpt_index_put(json_t *root, const fsdp_optimizer *opt,
 typedef struct fsdp__ckpt_index {
     int64_t step, samples, optimizer_steps, skipped, skipped_in_row, ema_updates, growth_tracker;
     double loss_scale;
+    fsdp_schedule schedule;
+    bool has_schedule;
 } fsdp__ckpt_index;
 
 /* Reads and checks them against what the run has; changes nothing but *out. */

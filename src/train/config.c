@@ -108,6 +108,9 @@ static const fsdp__option lr_rows[] = {
     ENUM_(lr_scheduler, decay_type, "linear", "linear|sqrt|cosine",
           "Form of the decay; sqrt is 1 - sqrt(x)."),
     FLOAT_(lr_scheduler, min_lr_factor, "0", 0, 1, "Where the decay ends, as a share of lr."),
+    BOOL_(lr_scheduler, allow_change, "false",
+          "Go on from a checkpoint with another schedule than it was saved with (total_steps "
+          "follows training.steps), though the rate jumps there; false: that is an error."),
     END};
 
 static const fsdp__option training_rows[] = {

@@ -54,6 +54,7 @@ typedef struct fsdp__train_config {
         double decay_ratio;
         int decay_type; /* fsdp_decay */
         double min_lr_factor;
+        bool allow_change;
     } lr_scheduler;
     struct {
         int64_t local_batch_size, global_batch_size, seq_len, steps;

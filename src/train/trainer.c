@@ -191,6 +191,7 @@ static fsdp_status fill(trainer *t)
         t->samples = s.samples;
         t->update.skipped = s.skipped;
         t->update.skipped_in_row = s.skipped_in_row;
+        FSDP_TRY(fsdp__update_schedule(c, &s, &t->schedule, &t->metrics));
         return fsdp_mark_changed(t->model);
     }
     if (!c->model.hf_assets_path || !c->checkpoint.initial_load_in_hf) {
@@ -417,6 +418,8 @@ static fsdp_status save(trainer *t)
                           .samples = t->samples,
                           .skipped = t->update.skipped,
                           .skipped_in_row = t->update.skipped_in_row,
+                          .schedule = t->schedule,
+                          .has_schedule = true,
                           .ema = t->update.ema,
                           .scaler = t->update.scaler};
     FSDP_TRY(fsdp__ckpt_save(t->model, t->opt, t->folder.checkpoints, &s));

@@ -60,6 +60,35 @@ void fsdp__update_free(fsdp__update *u)
     u->scaler = NULL;
 }
 
+static bool same_schedule(const fsdp_schedule *a, const fsdp_schedule *b)
+{
+    return a->warmup_steps == b->warmup_steps && a->total_steps == b->total_steps &&
+           a->decay_ratio == b->decay_ratio && a->decay == b->decay &&
+           a->min_lr_factor == b->min_lr_factor;
+}
+
+fsdp_status fsdp__update_schedule(const fsdp__train_config *c, const fsdp__ckpt_state *loaded,
+                                  const fsdp_schedule *now, fsdp__metrics *m)
+{
+    const fsdp_schedule *then = &loaded->schedule;
+    if (!loaded->has_schedule || same_schedule(then, now)) return FSDP_OK;
+    double before = c->optimizer.lr * fsdp_schedule_factor(then, loaded->step);
+    double after = c->optimizer.lr * fsdp_schedule_factor(now, loaded->step);
+    if (c->lr_scheduler.allow_change) {
+        fsdp__say(m, "another learning rate schedule from here on: %g instead of %g in step %lld\n",
+                  after, before, (long long)loaded->step + 1);
+        return FSDP_OK;
+    }
+    return fsdp__fail_alike(
+        FSDP_INVALID_CONFIG,
+        "lr_scheduler is not as in the checkpoint (warm-up %lld of %lld steps then, %lld of %lld "
+        "now): the rate of step %lld would be %g instead of %g. Set lr_scheduler.total_steps %lld "
+        "and the other options as they were, or lr_scheduler.allow_change",
+        (long long)then->warmup_steps, (long long)then->total_steps, (long long)now->warmup_steps,
+        (long long)now->total_steps, (long long)loaded->step + 1, after, before,
+        (long long)then->total_steps);
+}
+
 /* ---- a step ------------------------------------------------------------------------------ */
 
 double fsdp__update_loss_factor(const fsdp__update *u, int64_t valid_tokens)

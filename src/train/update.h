@@ -5,6 +5,7 @@
 #ifndef FSDP_TRAIN_UPDATE_H
 #define FSDP_TRAIN_UPDATE_H
 
+#include "ckpt/checkpoint.h"
 #include "fsdp/optim.h"
 #include "fsdp/shard.h"
 #include "train/config.h"
@@ -34,6 +35,11 @@ fsdp_dtype fsdp__train_dtype_of(int choice);
 fsdp_status fsdp__update_make(fsdp__update *u, const fsdp__train_config *c, fsdp_module *model,
                               fsdp_optimizer *opt, fsdp__metrics *m);
 void fsdp__update_free(fsdp__update *u);
+
+/* The schedule of a run that goes on from *loaded must be that of the run before; where another one
+ * is allowed, the jump of the rate is said. The same on all ranks. */
+fsdp_status fsdp__update_schedule(const fsdp__train_config *c, const fsdp__ckpt_state *loaded,
+                                  const fsdp_schedule *now, fsdp__metrics *m);
 
 /* What the loss of a microbatch, a sum over its tokens, is multiplied by before backward. */
 double fsdp__update_loss_factor(const fsdp__update *u, int64_t valid_tokens);

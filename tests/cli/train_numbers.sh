@@ -50,6 +50,16 @@ check "rates of one and two ranks" is "$(rates one)" "$(rates two)"
 check "rates of one and four ranks" is "$(rates one)" "$(rates four)"
 check "six of them" is "$(rates one | wc -l)" 6
 
+run longer -n 2 --checkpoint.enable --training.steps 3 --lr_scheduler.total_steps 0
+run longer -n 2 --checkpoint.enable --lr_scheduler.total_steps 0
+check "a schedule of another length" is "$code" 1
+check "is named, with both rates" grep -q \
+    'warm-up 2 of 3 steps then, 2 of 6 now): the rate of step 4 would be 0.0075 instead of 0' err out
+run longer -n 2 --checkpoint.enable --lr_scheduler.total_steps 0 --lr_scheduler.allow_change
+check "and can be allowed" is "$code" 0
+check "which is said" grep -q \
+    'another learning rate schedule from here on: 0.0075 instead of 0 in step 4' out
+
 # ---- accumulation -------------------------------------------------------------------------------
 run each -n 2 --training.sync_each_microbatch
 check "sums after each microbatch" is "$code" 0

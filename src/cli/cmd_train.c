@@ -13,6 +13,7 @@
 #include "cli/commands.h"
 #include "cli/signals.h"
 #include "fsdp/comm.h"
+#include "train/effect.h"
 #include "train/inputs.h"
 #include "train/trainer.h"
 
@@ -123,6 +124,9 @@ static fsdp_status check(int argc, char **argv, int ranks, bool say)
     if (s == FSDP_OK && say) {
         fsdp__str text = {0};
         fsdp__train_config_text(&c, &text);
+        fputs(fsdp__str_get(&text), stdout);
+        fsdp__str_free(&text);
+        s = fsdp__train_no_effect(&c, &text);
         fputs(fsdp__str_get(&text), stdout);
         fsdp__str_free(&text);
         printf("# %d ranks, %lld training tokens, vocabulary %lld: nothing is wrong with it\n",

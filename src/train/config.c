@@ -373,14 +373,31 @@ fsdp_status fsdp__train_config_init(fsdp__train_config *c)
 void fsdp__train_config_free(fsdp__train_config *c)
 {
     if (c->options.sections) fsdp__options_free(&c->options);
+    for (int64_t i = 0; i < c->given.count; i++)
+        free(c->given.items[i]);
+    free(c->given.items);
     memset(c, 0, sizeof *c);
 }
 
 /* ---- where values come from -------------------------------------------------------- */
 
+/* The option was set by hand. */
+static fsdp_status note_given(fsdp__train_config *c, const char *name)
+{
+    fsdp__strings *g = &c->given;
+    for (int64_t i = 0; i < g->count; i++)
+        if (!strcmp(g->items[i], name)) return FSDP_OK;
+    char **items = fsdp__realloc(g->items, (size_t)(g->count + 1) * sizeof *items, "options");
+    char *copy = items ? fsdp__strdup(name) : NULL;
+    if (items) g->items = items;
+    if (!copy) return fsdp_error();
+    g->items[g->count++] = copy;
+    return FSDP_OK;
+}
+
 static fsdp_status take_yaml(void *arg, const fsdp__yaml_value *v)
 {
-    const fsdp__train_config *c = arg;
+    fsdp__train_config *c = arg;
     fsdp__str name = {0};
     fsdp__str_addf(&name, "%s.%s", v->section, v->name);
     fsdp_status s;
@@ -393,6 +410,7 @@ static fsdp_status take_yaml(void *arg, const fsdp__yaml_value *v)
     else
         s = fsdp__options_set(&c->options, name.p, strcmp(v->text, "null") ? v->text : NULL,
                               v->place);
+    if (s == FSDP_OK) s = note_given(c, name.p);
     fsdp__str_free(&name);
     return s;
 }
@@ -440,6 +458,7 @@ fsdp_status fsdp__train_config_words(fsdp__train_config *c, int n, char *const *
             value = ""; /* there is no such option: the next call says so */
         if (s == FSDP_OK)
             s = fsdp__options_set(&c->options, name, strcmp(value, "null") ? value : NULL, place);
+        if (s == FSDP_OK) s = note_given(c, name);
         free(place);
         if (s != FSDP_OK) return s;
     }
@@ -546,6 +565,7 @@ fsdp_status fsdp__train_config_resolve(fsdp__train_config *c, int ranks)
                           (long long)c->training.global_batch_size);
     if (c->lr_scheduler.decay_ratio < 0) c->lr_scheduler.decay_ratio = -1;
     if (!c->lr_scheduler.total_steps) c->lr_scheduler.total_steps = c->training.steps;
+    if (!c->validation.enable) return FSDP_OK;
     if (!c->validation.seq_len) c->validation.seq_len = c->training.seq_len;
     if (!c->validation.local_batch_size)
         c->validation.local_batch_size = c->training.local_batch_size;

@@ -123,6 +123,7 @@ typedef struct fsdp__train_config {
 
     fsdp__section sections[32]; /* whose targets are the structs above: do not copy or move */
     fsdp__options options;
+    fsdp__strings given; /* "section.name" of each option that a file or a word has set, once */
 } fsdp__train_config;
 
 /* Defaults. c may be freed afterwards, also after a failure. */

@@ -28,6 +28,7 @@
 #include "hf/folder.h"
 #include "train/adapters.h"
 #include "train/bytes.h"
+#include "train/effect.h"
 #include "train/groups.h"
 #include "train/inputs.h"
 #include "train/losses.h"
@@ -80,6 +81,10 @@ static fsdp_status start(trainer *t)
         fsdp__say(&t->metrics, "checkpoint.enable and checkpoint.last_save_in_hf are off: the "
                                "weights end with the run\n");
     if (c->job.print_config) fsdp__say(&t->metrics, "%s", t->text.p);
+    fsdp__str idle = {0};
+    FSDP_TRY(fsdp__train_no_effect(c, &idle));
+    fsdp__say(&t->metrics, "%s", fsdp__str_get(&idle));
+    fsdp__str_free(&idle);
     fsdp__say(&t->metrics, "configuration hash %016" PRIx64 "\n",
               fsdp__train_config_hash(t->text.p));
     return fsdp__run_folder_open(c, t->text.p, &t->metrics, &t->folder);

@@ -142,6 +142,7 @@ static void what_follows_is_filled_in(void **state)
     (void)state;
     basic();
     c.training.steps = 77;
+    c.validation.enable = true;
     assert_int_equal(fsdp__train_config_resolve(&c, 1), FSDP_OK);
     assert_int_equal(c.lr_scheduler.total_steps, 77);
     assert_int_equal(c.validation.seq_len, 2048);

@@ -154,7 +154,7 @@ static int same(const run *a, const run *b)
 static void test_same(void **state)
 {
     (void)state;
-    static const int layouts[][3] = {{1, 0, 2}, {2, 0, 1}, {2, 2, 1}, {4, 0, 1}, {4, 2, 2},
+    static const int layouts[][3] = {{1, 0, 2}, {2, 0, 1}, {2, 2, 1}, {4, 0, 1}, {4, 2, 1},
                                      {4, 4, 1}, {8, 0, 1}, {8, 2, 1}, {8, 4, 1}};
     static const int leaves[] = {16, 11, 5};
     for (int way = 0; way < 3; way++) {

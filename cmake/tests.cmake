@@ -22,7 +22,7 @@ elseif(FSDP_SANITIZE MATCHES "thread")
   set(fsdp_test_folders unit dist)
   set(fsdp_test_threads_only TRUE)
   # OpenMP's own pool is not instrumented: keep oneDNN from starting one.
-  list(APPEND fsdp_test_env "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1"
+  list(APPEND fsdp_test_env "TSAN_OPTIONS=halt_on_error=1:second_deadlock_stack=1:suppressions=${PROJECT_SOURCE_DIR}/tests/tsan.supp"
     "OMP_NUM_THREADS=1")
 endif()
 

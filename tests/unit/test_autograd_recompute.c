@@ -2,6 +2,7 @@
  * test_autograd_recompute.c - checkpoints change no bit, hold only what they say, run again once
  * and no further than needed, and say what differs.
  */
+#include "base/context.h"
 #include "tensor_check.h"
 
 enum { ROWS = 6, C = 5, H = 9, N_WEIGHTS = 3 };
@@ -442,6 +443,36 @@ static void test_backward_inside(void **state)
     assert_int_equal(check_live(), 0);
 }
 
+/* Whichever allocation fails, first run or second: one error, nothing left, and the next run works.
+ */
+static void test_no_memory(void **state)
+{
+    (void)state;
+    const fsdp_checkpoint_options o = {.policy = keep_linears};
+    int failed = 0;
+    for (int n = 1, done = 0; !done; n++) {
+        fsdp_scope *scope = fsdp_scope_begin();
+        layer l;
+        make(&l);
+        l.inside = 1;
+        l.o = &o;
+        fsdp_tensor *x = input(1, "x"), *out[2];
+        fsdp__account_fail_nth(n);
+        fsdp_status s = fsdp_checkpoint(first, &l, dropped, &x, 1, out, 2, &o);
+        if (s == FSDP_OK) s = fsdp_backward(loss_of(out));
+        fsdp__account_fail_nth(0);
+        done = s == FSDP_OK;
+        failed += !done;
+        if (!done) check_error(FSDP_NO_MEMORY, "test switch");
+        assert_false(fsdp_recomputing());
+        assert_true(fsdp_grad_enabled());
+        fsdp_scope_end(scope);
+        assert_int_equal(l.dropped, 1);
+        assert_int_equal(check_live(), 0);
+    }
+    assert_true(failed > 30);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -450,6 +481,7 @@ int main(void)
         cmocka_unit_test(test_two_forwards),    cmocka_unit_test(test_memory),
         cmocka_unit_test(test_memory_retained), cmocka_unit_test(test_errors),
         cmocka_unit_test(test_changed),         cmocka_unit_test(test_backward_inside),
+        cmocka_unit_test(test_no_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -102,6 +102,8 @@ typedef struct net_run {
     int whole;                            /* one unit for all */
     int sgd;
     int no_clip;
+    fsdp_offload_policy offload, state_offload;
+    int in_backward; /* the optimizer steps in backward */
     /* Called on every rank: with the model made, before it is sharded; before the first step; after
      * each backward. */
     fsdp_status (*build)(struct net_run *r, net *n);
@@ -146,6 +148,7 @@ static inline fsdp_status net_shard(net_run *r, net *n)
     o.reshard_ranks = r->reshard_ranks;
     o.prefetch_limit = r->prefetch;
     o.private_gather = r->private_gather;
+    o.offload = r->offload;
     if (r->dim1) o.placement_fn = net_dim1;
     if (r->param_dtype) o.mp_policy.param_dtype = r->param_dtype;
     if (r->reduce_dtype || r->param_dtype) o.mp_policy.reduce_dtype = r->reduce_dtype;
@@ -257,7 +260,8 @@ static inline fsdp_status net_train(net_run *r, net *n)
     fsdp_adamw_options a = {1e-2, 0.9, 0.95, 1e-8, 0.1};
     fsdp_sgd_options s = {1e-1, 0.9, 0, 0};
     fsdp_optimizer *o = r->sgd ? fsdp_sgd(&n->base, &s) : fsdp_adamw(&n->base, &a);
-    fsdp_status st = o ? FSDP_OK : fsdp_error();
+    fsdp_status st = o ? fsdp_optimizer_set_offload(o, &r->state_offload) : fsdp_error();
+    if (st == FSDP_OK && r->in_backward) st = fsdp_optimizer_in_backward(o, 1);
     if (st == FSDP_OK && r->prepare) st = r->prepare(r, n);
     for (int step = 0; step < r->steps && st == FSDP_OK; step++) {
         fsdp_scope *scope = fsdp_scope_begin();

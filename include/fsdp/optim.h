@@ -62,6 +62,20 @@ FSDP_API char *fsdp_optimizer_print_groups(const fsdp_optimizer *o);
 /* Updates each parameter that has a gradient, in place of its shard. Refuses
  * while an error is kept: nothing is modified. */
 FSDP_API fsdp_status fsdp_optimizer_step(fsdp_optimizer *o);
+/* Each parameter is updated as soon as its gradient is there (reduced, under
+ * fully_shard), during backward, and the gradient is freed, so that gradients
+ * of few units exist at a time. fsdp_optimizer_step then ends the step: it
+ * counts, and updates what still has a gradient. The rate must be set before
+ * backward. Same bits as without. INVALID_STATE, naming both: with what needs
+ * all gradients at once (fsdp_grad_norm, fsdp_clip_grad_norm, the loss scaler)
+ * and at a second gradient of one step: accumulate with
+ * fsdp_set_requires_gradient_sync off until the last backward. off: as before
+ * (not inside a step). */
+FSDP_API fsdp_status fsdp_optimizer_in_backward(fsdp_optimizer *o, int on);
+/* Where the state lies (NULL: in memory), before there is any. Its bytes are
+ * asked of the disk now: FSDP_IO_ERROR if they are not there. */
+FSDP_API fsdp_status fsdp_optimizer_set_offload(fsdp_optimizer *o,
+                                                const fsdp_offload_policy *p);
 FSDP_API void fsdp_optimizer_set_lr(fsdp_optimizer *o, double lr);
 FSDP_API double fsdp_optimizer_lr(const fsdp_optimizer *o);
 /* Steps taken; a load sets it. */

@@ -56,10 +56,15 @@ typedef struct fsdp_shard_options {
      * shard may be written after backward, after a forward without gradients
      * and after fsdp_unshard, but not between forward and backward. */
     int private_gather;
+    /* Where shards and their gradients lie (FSDP2: offload_policy). In a file:
+     * shards are read ahead in the order of the step before, and gradients are
+     * written back as soon as they are reduced. Gathered parameters and whole
+     * gradients are in memory. The optimizer's state has its own policy. */
+    fsdp_offload_policy offload;
 } fsdp_shard_options;
 
 /* mesh NULL: one axis over the world, made on the first call. Defaults: AUTO,
- * no mixed precision, inputs cast, dim 0, prefetch 1. */
+ * no mixed precision, inputs cast, dim 0, prefetch 1, no offload. */
 FSDP_API fsdp_shard_options fsdp_shard_defaults(fsdp_mesh *mesh);
 
 /* In place. o NULL: the defaults. Refused: a container without forward, a
@@ -67,7 +72,8 @@ FSDP_API fsdp_shard_options fsdp_shard_defaults(fsdp_mesh *mesh);
  * mesh of more than two axes, the root before its blocks, parameters that
  * fsdp_to_empty gave memory or that an optimizer holds already. A weight that
  * another unit has already becomes a unit of its own that both use: gathered
- * while either runs, its gradients summed, reduced once. */
+ * while either runs, its gradients summed, reduced once. FSDP_IO_ERROR: the
+ * folder of the offload policy is missing, not writable or full. */
 FSDP_API fsdp_status fsdp_fully_shard(fsdp_module *m,
                                       const fsdp_shard_options *o);
 /* The same for n modules as one unit: gathered when the first of them is

@@ -134,6 +134,9 @@ void fsdp__node_drop_saved(fsdp__node *n);
 /* A leaf's gradient is complete: of a shard, when it has been reduced. */
 fsdp_status fsdp__run_accumulate_hooks(fsdp_tensor *leaf);
 
+/* Takes the hook away again; nothing if it is not there. */
+void fsdp__remove_accumulate_hook(fsdp_tensor *t, fsdp_accumulate_hook fn, const void *arg);
+
 /* ---- in a backward function ------------------------------------------------------ */
 
 bool fsdp__grad_wanted(const fsdp__node *n, int k);

@@ -127,3 +127,12 @@ fsdp_status fsdp_register_post_accumulate_hook(fsdp_tensor *t, fsdp_accumulate_h
     ag->post[ag->n_post++].arg = arg;
     return FSDP_OK;
 }
+
+void fsdp__remove_accumulate_hook(fsdp_tensor *t, fsdp_accumulate_hook fn, const void *arg)
+{
+    fsdp__autograd *ag = t ? t->ag : NULL;
+    int64_t kept = 0;
+    for (int64_t i = 0; ag && i < ag->n_post; i++)
+        if (ag->post[i].fn != fn || ag->post[i].arg != arg) ag->post[kept++] = ag->post[i];
+    if (ag) ag->n_post = kept;
+}

@@ -23,6 +23,7 @@ typedef struct fsdp__device_state {
     fsdp__cpu_memory *cpu;    /* NULL until first asked for */
     fsdp__file_memory *files; /* a list: one a folder */
     fsdp_offload_stats offload;
+    bool said_same; /* that offload to the CPU changes nothing */
 } fsdp__device_state;
 
 /* The current context's; made on first use. NULL: error kept. */

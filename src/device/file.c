@@ -50,6 +50,7 @@ struct block {
     int64_t offset, size;
     int used;     /* uses without their done */
     bool in;      /* counted into the window */
+    bool whole;   /* and all of it is known to be in memory */
     bool ahead;   /* read ahead and not used yet */
     bool written; /* since it came in */
     bool blank;   /* never written: there is nothing to read */
@@ -257,7 +258,7 @@ static void enter(fsdp__file_memory *m, block *b)
 static void leave(fsdp__file_memory *m, block *b)
 {
     unlink_block(m, b);
-    b->in = b->written = false;
+    b->in = b->whole = b->written = false;
     m->in -= b->size;
     fsdp__account_window(-b->size);
 }
@@ -333,7 +334,7 @@ static void request(fsdp__file_memory *m, const block *b)
 }
 
 /* Waits until b is in memory and mapped. The call reports what a touch would be killed for. */
-static fsdp_status await(fsdp__file_memory *m, const block *b)
+static fsdp_status await(fsdp__file_memory *m, block *b)
 {
     double begin = fsdp__now();
     char *p = m->base + b->offset;
@@ -346,6 +347,7 @@ static fsdp_status await(fsdp__file_memory *m, const block *b)
         if (failed && errno == 0) errno = EIO;
     }
     stats()->read_wait += fsdp__now() - begin;
+    b->whole = !failed;
     if (!failed) return FSDP_OK;
     return fsdp__fail_errno(FSDP_IO_ERROR, "offload: reading %lld bytes from the folder %s",
                             (long long)b->size, m->folder);
@@ -357,9 +359,9 @@ bool fsdp__file_ahead(fsdp__allocator *a, const void *p)
     block *b = block_of(m, p);
     if (!b || b->used > 0 || b->ahead) return true;
     if (!b->in) {
-        if (m->used + b->size > m->window || !make_room(m, b->size, NULL, false)) return false;
+        if (m->used + b->size > m->window / 2 || !make_room(m, b->size, NULL, false)) return false;
         if (!b->blank) request(m, b);
-    } else if (m->used + b->size > m->window) {
+    } else if (m->used + b->size > m->window / 2) {
         return false;
     }
     enter(m, b);
@@ -372,15 +374,18 @@ fsdp_status fsdp__file_use(fsdp__allocator *a, const void *p)
     fsdp__file_memory *m = of(a);
     block *b = block_of(m, p);
     if (!b) return fsdp__fail(FSDP_INTERNAL, "a use of memory that is in no file");
-    bool wait = !b->blank && (!b->in || b->ahead);
+    bool asked = b->ahead;
     if (!b->in) {
         if (!make_room(m, b->size, b, false)) (void)make_room(m, b->size, b, true);
         if (fsdp_error()) return fsdp_error();
-        if (!b->blank) request(m, b);
     }
     enter(m, b);
     set_held(m, b, b->used + 1, false);
-    return wait ? await(m, b) : FSDP_OK;
+    if (b->blank || b->whole) return FSDP_OK;
+    if (!asked) request(m, b);
+    if (await(m, b) == FSDP_OK) return FSDP_OK;
+    set_held(m, b, b->used - 1, false);
+    return fsdp_error();
 }
 
 static void mark_written(fsdp__file_memory *m, block *b)
@@ -407,12 +412,15 @@ void fsdp__file_note(fsdp__allocator *a, const void *p, bool written)
     fsdp__file_memory *m = of(a);
     block *b = block_of(m, p);
     if (!b) return;
-    if (b->used == 0) {
-        set_held(m, b, 0, false);
-        (void)make_room(m, b->in ? 0 : b->size, b, false);
+    if (b->used > 0) return; /* its done says the same */
+    if (!written) {          /* it is going to be */
+        if (fsdp__file_use(a, p) == FSDP_OK) fsdp__file_done(a, p, false);
+        return;
     }
+    set_held(m, b, 0, false);
+    (void)make_room(m, b->in ? 0 : b->size, b, false);
     enter(m, b);
-    if (written && b->used == 0) mark_written(m, b);
+    mark_written(m, b);
 }
 
 /* ---- the allocator -------------------------------------------------------------------- */
@@ -569,6 +577,39 @@ fsdp__allocator *fsdp__allocator_file(const char *folder, int64_t window)
     if (m->n == 0 && m->promised == 0) m->window = 0; /* nobody uses it any more */
     if (wanted > m->window) m->window = wanted;
     return &m->allocator;
+}
+
+fsdp_status fsdp__offload_allocator(const fsdp_offload_policy *p, const char *what,
+                                    fsdp__allocator **out)
+{
+    *out = NULL;
+    fsdp__device_state *s = fsdp__device_state_get();
+    if (!s) return fsdp_error();
+    if (p->kind < FSDP_OFFLOAD_NONE || p->kind > FSDP_OFFLOAD_FILE)
+        return fsdp__fail(FSDP_INVALID_ARGUMENT,
+                          "offload of %s: kind %d; expected FSDP_OFFLOAD_NONE, _CPU or _FILE", what,
+                          (int)p->kind);
+    if (p->kind != FSDP_OFFLOAD_FILE && (p->folder || p->window != 0))
+        return fsdp__fail(FSDP_INVALID_ARGUMENT,
+                          "offload of %s: folder and window go with FSDP_OFFLOAD_FILE, and kind is "
+                          "%s; set the kind, or leave them out",
+                          what, p->kind == FSDP_OFFLOAD_CPU ? "FSDP_OFFLOAD_CPU" : "_NONE");
+    if (p->kind != FSDP_OFFLOAD_CPU && p->pin_memory)
+        return fsdp__fail(FSDP_INVALID_ARGUMENT,
+                          "offload of %s: pin_memory goes with FSDP_OFFLOAD_CPU; leave it out",
+                          what);
+    if (p->window < 0)
+        return fsdp__fail(FSDP_INVALID_ARGUMENT,
+                          "offload of %s: a window of %lld bytes; expected 0 (256 MiB) or more",
+                          what, (long long)p->window);
+    if (p->kind == FSDP_OFFLOAD_CPU && !s->said_same) {
+        fsdp__log(FSDP__LOG_INFO,
+                  "offload of %s to the CPU: the device is the CPU, so they stay where they are%s",
+                  what, p->pin_memory ? ", and pin_memory changes nothing" : "");
+        s->said_same = true;
+    }
+    if (p->kind == FSDP_OFFLOAD_FILE) *out = fsdp__allocator_file(p->folder, p->window);
+    return p->kind == FSDP_OFFLOAD_FILE && !*out ? fsdp_error() : FSDP_OK;
 }
 
 void fsdp_offload_get(fsdp_offload_stats *out)

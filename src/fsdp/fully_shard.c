@@ -102,6 +102,7 @@ static fsdp_tensor *make_shard(fsdp__unit *u, fsdp__fparam *p, int dim)
     /* Peers read shards only when each rank gathers its own copy. */
     fsdp__allocator *home =
         u->S > 1 && u->opt.private_gather ? fsdp__comm_allocator(u->shard) : NULL;
+    if (u->file) home = u->file; /* and a private gather reads a copy */
     fsdp_tensor *t = d == FSDP_META ? fsdp__tensor_create(q->dtype, q->ndim, sizes, d)
                                     : fsdp__tensor_alloc(q->dtype, q->ndim, sizes, FSDP_PARAMETERS,
                                                          home, q->name ? q->name : "a shard");
@@ -150,6 +151,7 @@ static fsdp_status shard_param(fsdp__unit *u, fsdp__fparam *p)
     int dim;
     FSDP_TRY(shard_dim(u, p, &dim));
     p->cut = fsdp__cut_of(p->param->ndim, p->param->size, dim, u->S);
+    FSDP_TRY(fsdp__offload_promise(u, p));
     p->sharded = fsdp__tensor_own(make_shard(u, p, dim));
     if (!p->sharded) return fsdp_error();
     FSDP_TRY(attach_layout(u, p, dim));
@@ -244,6 +246,7 @@ static fsdp_status build(fsdp__unit *u, const fsdp_shard_options *o)
     int64_t cap = 0;
     if (!(u->name = first_name(u->modules, u->n_modules))) return fsdp_error();
     FSDP_TRY(use_mesh(u));
+    FSDP_TRY(fsdp__offload_open(u));
     for (int k = 0; k < u->n_modules; k++) /* the placement function and messages name them */
         FSDP_TRY(fsdp__module_name_params(u->modules[k]));
     for (int k = 0; k < u->n_modules; k++)

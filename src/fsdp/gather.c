@@ -45,7 +45,7 @@ static bool is_extended(const fsdp__unit *u)
 fsdp_status fsdp__gather_check(fsdp__unit *u)
 {
     for (int i = 0; i < u->n_params; i++)
-        FSDP_TRY(fsdp__tensor_readable(u->params[i].sharded, "unshard"));
+        FSDP_TRY(fsdp__tensor_has_values(u->params[i].sharded, "unshard"));
     return FSDP_OK;
 }
 
@@ -261,7 +261,9 @@ static fsdp_status fill_private(fsdp__unit *u)
         }
         if (x) continue;
         FSDP_TRY(fsdp__storage_fill(p->whole->st, NULL, p->param->name));
-        FSDP_TRY(add_entry(u, &n, entry_of(u, p, p->whole->st->data)));
+        fsdp_list_entry e = entry_of(u, p, p->whole->st->data);
+        if (!custom) FSDP_TRY(fsdp__offload_show(u, p, &e));
+        FSDP_TRY(add_entry(u, &n, e));
     }
     if (custom) return fsdp__custom_gather_begin(u, source_group(u), n);
     return fsdp_all_gather_list(source_group(u), FSDP_LANE_GATHER, u->name, u->gather_entries, n,
@@ -272,6 +274,7 @@ static fsdp_status fill_private(fsdp__unit *u)
 
 fsdp_status fsdp__gather_begin(fsdp__unit *u)
 {
+    FSDP_TRY(fsdp__offload_hold(u));
     fsdp_scope *scope = fsdp_scope_begin();
     fsdp_status s = scope ? FSDP_OK : fsdp_error();
     if (u->S == 1) {
@@ -302,13 +305,16 @@ fsdp_status fsdp__gather_end(fsdp__unit *u)
 {
     fsdp_work *w = u->gather;
     u->gather = NULL;
-    /* Peers read parts, and what extensions made, where these lie, and they are dropped now. */
-    bool read = w && !shares_copy(u) && (u->parted || is_extended(u));
+    /* Peers read parts, what extensions made and copies of shards that lie in a file where these
+     * are, and they are dropped now. */
+    bool read = w && !shares_copy(u) && (u->parted || is_extended(u) || u->file);
     fsdp_status s = read ? fsdp_work_wait_buffers(w) : FSDP_OK, done = fsdp_work_wait(w);
     if (s == FSDP_OK) s = done;
     if (s == FSDP_OK) s = fsdp_error(); /* it may not have begun whole */
     if (s == FSDP_OK && fsdp__custom_gathers(u)) s = fsdp__custom_gather_end(u);
     if (s == FSDP_OK) s = unpack(u);
+    fsdp__offload_unshow(u);
+    if (u->S > 1) fsdp__offload_let(u); /* alone, the shards may be what was lent */
     fsdp__parts_drop(u);
     return s;
 }
@@ -320,5 +326,7 @@ void fsdp__gather_drop(fsdp__unit *u)
         fsdp__storage_empty(u->params[i].whole->st);
         if (u->params[i].ext) fsdp__extension_drop(u->params[i].ext);
     }
+    fsdp__offload_unshow(u);
+    fsdp__offload_let(u);
     give_slot(u);
 }

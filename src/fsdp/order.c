@@ -132,12 +132,19 @@ static fsdp_status by_post_order(fsdp__tree *t, fsdp__unit *u)
     return gather_ahead(next, true);
 }
 
-fsdp_status fsdp__order_prefetch(fsdp__tree *t, fsdp__unit *u, int direction)
+static fsdp_status gather_next(fsdp__tree *t, fsdp__unit *u, int direction)
 {
     if (u->n_lists[direction] > 0) return by_list(u, direction);
     if (u->opt.prefetch_limit < 0) return FSDP_OK;
     if (u->opt.prefetch_limit > 0 && !t->explicit_lists) return by_record(t, u);
     return direction == FSDP__BACKWARD ? by_post_order(t, u) : FSDP_OK;
+}
+
+fsdp_status fsdp__order_prefetch(fsdp__tree *t, fsdp__unit *u, int direction)
+{
+    FSDP_TRY(gather_next(t, u, direction));
+    fsdp__offload_ahead(t);
+    return FSDP_OK;
 }
 
 fsdp_status fsdp__order_post(fsdp__tree *t, fsdp__unit *u)

@@ -68,13 +68,14 @@ fsdp_tensor *fsdp__shard_grad(fsdp__fparam *p)
 {
     fsdp_tensor *g = fsdp_grad(p->sharded);
     p->fresh_shard_grad = !g;
-    if (g) return g;
+    if (g) return fsdp__offload_hold_grad(p) == FSDP_OK ? g : NULL;
     fsdp_scope *scope = fsdp_scope_begin();
     g = fsdp__tensor_alloc(p->sharded->dtype, p->sharded->ndim, p->sharded->size, FSDP_GRADIENTS,
-                           NULL, p->param->name);
+                           p->unit->file, p->param->name);
     if (g) fsdp__layout_share(g, p->sharded);
     if (g && fsdp_set_grad(p->sharded, g) != FSDP_OK) g = NULL;
     fsdp_scope_end(scope);
+    if (g && fsdp__offload_hold_grad(p) != FSDP_OK) g = NULL;
     return g ? fsdp_grad(p->sharded) : NULL;
 }
 
@@ -114,6 +115,8 @@ void fsdp__unit_drop_grads(fsdp__unit *u)
     u->reduce = NULL;
     if (w) fsdp_work_wait(w);
     fsdp__custom_drop(u);
+    for (int i = 0; i < u->n_params; i++)
+        fsdp__offload_let_grad(&u->params[i]);
     for (int i = 0; i < u->n_params && u->stage != FSDP__REDUCE_NONE; i++)
         if (u->params[i].fresh_shard_grad) fsdp_set_grad(u->params[i].sharded, NULL);
     dequeue(u);
@@ -247,7 +250,7 @@ fsdp_status fsdp__grad_renew(fsdp__fparam *p)
 static fsdp_status adopt_whole(fsdp__fparam *p)
 {
     fsdp_tensor *g = fsdp_grad(p->sharded);
-    if (!g && p->grad->dtype == p->sharded->dtype) {
+    if (!g && p->grad->dtype == p->sharded->dtype && !p->unit->file) {
         fsdp__layout_share(p->grad, p->sharded);
         FSDP_TRY(fsdp_set_grad(p->sharded, p->grad));
         return fsdp__grad_renew(p);
@@ -270,6 +273,7 @@ static fsdp_status reduce_alone(fsdp__unit *u)
             fsdp__sum_tree(fsdp_data(p->grad), p->grad->dtype, &source, p->grad->dtype, 1,
                            (size_t)fsdp_numel(p->grad), f, 0);
         FSDP_TRY(adopt_whole(p));
+        fsdp__offload_let_grad(p);
         FSDP_TRY(fsdp__run_accumulate_hooks(p->sharded));
     }
     drop_whole(u);
@@ -285,6 +289,7 @@ static fsdp_status settle(fsdp__unit *u)
         bool fresh = p->fresh_shard_grad;
         p->fresh_shard_grad = false;
         if (!u->reduce_entries[k].present) { /* absent on all ranks: no gradient */
+            fsdp__offload_let_grad(p);
             if (u->S > 1 && fresh) s = fsdp_set_grad(p->sharded, NULL);
             continue;
         }
@@ -292,6 +297,7 @@ static fsdp_status settle(fsdp__unit *u)
             s = adopt_whole(p);
         else
             fsdp_touch(fsdp_grad(p->sharded));
+        fsdp__offload_let_grad(p);
         if (s == FSDP_OK) s = fsdp__run_accumulate_hooks(p->sharded);
     }
     return s;

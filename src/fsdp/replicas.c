@@ -132,6 +132,7 @@ fsdp_status fsdp__sums_settle(fsdp__unit *u)
                            (size_t)fsdp_numel(p->sharded), scale, !p->fresh_shard_grad);
         fsdp_touch(g);
         p->fresh_shard_grad = false;
+        fsdp__offload_let_grad(p);
         FSDP_TRY(fsdp__run_accumulate_hooks(p->sharded));
     }
     fsdp__sums_drop(u);

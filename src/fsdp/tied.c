@@ -53,10 +53,10 @@ static fsdp_status fits(const fsdp__unit *u, const fsdp__unit *of, const fsdp_pa
                           "fsdp_fully_shard on all modules before the first forward",
                           name, of->name);
     if (u->shard != of->shard || u->replicate != of->replicate ||
-        u->opt.private_gather != of->opt.private_gather)
+        u->opt.private_gather != of->opt.private_gather || u->file != of->file)
         return fsdp__fail(FSDP_UNSUPPORTED,
-                          "%s is shared by units \"%s\" and \"%s\", which have another mesh or "
-                          "way to gather; give both the same",
+                          "%s is shared by units \"%s\" and \"%s\", which have another mesh, "
+                          "offload or way to gather; give both the same",
                           name, of->name, u->name);
     if (a->param_dtype != b->param_dtype || a->reduce_dtype != b->reduce_dtype)
         return fsdp__fail(FSDP_UNSUPPORTED,
@@ -89,6 +89,7 @@ static fsdp__unit *make(fsdp__unit *of, fsdp_param *p)
     t->joining = p;
     t->shard = of->shard;
     t->replicate = of->replicate;
+    t->file = of->file;
     t->S = of->S;
     t->R = of->R;
     return t;

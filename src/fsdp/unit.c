@@ -206,6 +206,7 @@ void fsdp__unit_free(void *arg)
         fsdp_release(p->sharded);
         fsdp_param_release(p->param);
     }
+    fsdp__offload_close(u);
     fsdp__tree *t = u->tree;
     if (t) { /* the last unit of a tree takes it along */
         for (int i = 0; i < t->n_units; i++)

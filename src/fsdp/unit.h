@@ -37,6 +37,8 @@ typedef struct fsdp__fparam {
     bool has_sum, summed;   /* it has a place in the unit's sums; and they hold something there */
     bool fresh_shard_grad;  /* the shard's gradient was made for the running reduction */
     fsdp_tensor *level[FSDP__LEVELS]; /* sums of 2^l microbatches (reproducible.c); own references */
+    fsdp__storage *shown;   /* copy of a shard in a file, for peers to read; own reference */
+    bool grad_held;         /* the shard's gradient lies in a file and is being written */
 } fsdp__fparam;
 
 /* Where a unit's reduction is (reduce.c). */
@@ -125,6 +127,9 @@ struct fsdp__unit {
     int n_lists[2];
     int64_t *posts; /* its places in the tree's order of finished forwards, the latest last */
     int64_t n_posts, cap_posts;
+    fsdp__allocator *file; /* shards and their gradients lie there; NULL: in memory */
+    int64_t promised;      /* bytes that were asked of the file */
+    bool shards_held;      /* in memory, while they are read */
 };
 
 /* Which units were gathered, in order, in a forward (and backward). */
@@ -293,6 +298,22 @@ void fsdp__tied_pre_backward(fsdp__unit *u); /* a backward of u begins */
 fsdp_status fsdp__tied_post_backward(fsdp__unit *u); /* and has ended */
 fsdp_status fsdp__tied_reduce(fsdp__unit *t);
 void fsdp__tied_leave(fsdp__unit *u); /* u is freed */
+/* ---- offload.c: shards and gradients in a file ------------------------------------------ */
+fsdp_status fsdp__offload_open(fsdp__unit *u);  /* by the unit's options */
+void fsdp__offload_close(fsdp__unit *u);
+/* Asks the disk for p's shard and its gradient, before they are made. */
+fsdp_status fsdp__offload_promise(fsdp__unit *u, const fsdp__fparam *p);
+/* From hold to let the shards are in memory. */
+fsdp_status fsdp__offload_hold(fsdp__unit *u);
+void fsdp__offload_let(fsdp__unit *u);
+/* Reads what the order says comes next. */
+void fsdp__offload_ahead(fsdp__tree *t);
+/* A private gather reads shards where peers can: e's shard becomes a copy of p's, until unshow. */
+fsdp_status fsdp__offload_show(const fsdp__unit *u, fsdp__fparam *p, fsdp_list_entry *e);
+void fsdp__offload_unshow(fsdp__unit *u);
+/* From hold to let p's shard gradient is in memory, being written. */
+fsdp_status fsdp__offload_hold_grad(fsdp__fparam *p);
+void fsdp__offload_let_grad(fsdp__fparam *p);
 
 /* ---- tree.c ----------------------------------------------------------------------------- */
 /* Makes the tree of which m is the root, once; checks it against the other ranks. */

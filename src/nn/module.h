@@ -27,6 +27,7 @@ struct fsdp_param {
     int optimizers;    /* that hold it */
     bool emptied;      /* fsdp_to_empty gave it memory while it was whole */
     int64_t listed_at; /* index in the last list of parameters that was made */
+    bool early_step;   /* an optimizer uses its gradient up during backward */
 };
 
 typedef struct fsdp__hook_entry {
@@ -83,6 +84,10 @@ typedef struct fsdp__linear_info {
 bool fsdp__linear_info_of(const fsdp_module *m, fsdp__linear_info *out);
 /* The tensor that keeps gradient and optimizer state: the shard, or the plain parameter. */
 fsdp_tensor *fsdp__param_kept(const fsdp_param *p);
+/* Of the context: the gradients to come are those of a loss that was multiplied by a scale, and are
+ * not divided by it yet. */
+fsdp_status fsdp__loss_scaled_set(bool on);
+bool fsdp__loss_scaled(void);
 /* Fills the registered tensor by p's rule. */
 fsdp_status fsdp__param_reset(fsdp_param *p, uint64_t seed);
 

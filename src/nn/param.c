@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/context.h"
 #include "base/convert.h"
 #include "base/error.h"
 #include "base/memory.h"
@@ -100,6 +101,26 @@ void fsdp__param_set(fsdp_param *p, fsdp_tensor *t)
 fsdp_tensor *fsdp__param_kept(const fsdp_param *p)
 {
     return p->kept ? p->kept : p->t;
+}
+
+/* ---- a loss that is scaled ------------------------------------------------------------- */
+
+fsdp_status fsdp__loss_scaled_set(bool on)
+{
+    bool *flag = fsdp__slot_get(FSDP__SLOT_NN);
+    if (!flag && !on) return FSDP_OK;
+    if (!flag) {
+        if (!(flag = fsdp__calloc(1, sizeof *flag, "a flag"))) return fsdp_error();
+        fsdp__slot_set(FSDP__SLOT_NN, flag, free);
+    }
+    *flag = on;
+    return FSDP_OK;
+}
+
+bool fsdp__loss_scaled(void)
+{
+    const bool *flag = fsdp__slot_get(FSDP__SLOT_NN);
+    return flag && *flag;
 }
 
 /* ---- memory and values -------------------------------------------------------------- */

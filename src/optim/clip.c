@@ -20,6 +20,7 @@
 #include "dtensor/dtensor.h"
 #include "fsdp/optim.h"
 #include "nn/module.h"
+#include "optim/optim_internal.h"
 #include "tensor/kernels.h"
 
 /* The largest of n numbers that are not negative; NaN if any is. */
@@ -78,6 +79,16 @@ static fsdp_group *shard_group(const fsdp_tensor *t)
     return g && fsdp_group_size(g) > 1 ? g : NULL;
 }
 
+/* Gradients in a file: reads those of the next few parameters. */
+static void read_ahead(const fsdp_param_list *l, int64_t i)
+{
+    enum { FEW = 8 };
+    for (int64_t k = i + 1; k < l->count && k <= i + FEW; k++) {
+        const fsdp_tensor *g = fsdp_grad(fsdp__param_kept(l->items[k].param));
+        if (g && !fsdp__storage_ahead(g->st)) return;
+    }
+}
+
 /* The group that cuts the parameters of the list: NULL if none is cut. */
 static fsdp_status find_group(const fsdp_param_list *l, fsdp_group **group)
 {
@@ -100,17 +111,23 @@ fsdp_status fsdp_grad_norm(fsdp_module *m, double p, double *norm)
     if (!(p > 0.0)) return fsdp__fail(FSDP_INVALID_ARGUMENT, "norm %g; expected above 0", p);
     fsdp_param_list l;
     FSDP_TRY(fsdp_module_params(m, &l));
+    fsdp_status s = FSDP_OK;
     int64_t total = 0, at = 0;
+    for (int64_t i = 0; i < l.count && s == FSDP_OK; i++)
+        s = fsdp__opt_refuse_early(l.items[i].param, "the norm of all gradients");
     for (int64_t i = 0; i < l.count; i++)
         total += l.items[i].param->ndim ? l.items[i].param->size[0] : 1;
     double *row = fsdp__calloc((size_t)total + 1, sizeof *row, "the norm's rows");
     fsdp_group *group = NULL;
-    fsdp_status s = row ? find_group(&l, &group) : fsdp_error();
+    if (s == FSDP_OK) s = row ? find_group(&l, &group) : fsdp_error();
     for (int64_t i = 0; i < l.count && s == FSDP_OK; i++) {
         const fsdp_param *q = l.items[i].param;
         fsdp_tensor *t = fsdp__param_kept(q), *g = fsdp_grad(t);
+        read_ahead(&l, i);
+        if (g && (s = fsdp__storage_use(g->st)) != FSDP_OK) break;
         if (g && q->ndim) put_rows(q, t, g, p, row + at);
         if (g && !q->ndim) row[at] = run_power(fsdp_data(g), g->dtype, 1, p);
+        if (g) fsdp__storage_done(g->st, false);
         /* What is not cut is known to all ranks of the group: one of them says it. */
         int64_t n = q->ndim ? q->size[0] : 1;
         if (group && fsdp_group_rank(group) != 0 && !isinf(p) && !shard_group(t))
@@ -142,14 +159,17 @@ fsdp_status fsdp_clip_grads_with_norm(fsdp_module *m, double max_norm, double no
     if (f >= 1.0) return FSDP_OK;
     fsdp_param_list l;
     FSDP_TRY(fsdp_module_params(m, &l));
-    for (int64_t i = 0; i < l.count; i++) {
+    fsdp_status s = FSDP_OK;
+    for (int64_t i = 0; i < l.count && s == FSDP_OK; i++) {
         fsdp_tensor *g = fsdp_grad(fsdp__param_kept(l.items[i].param));
-        if (!g) continue;
+        read_ahead(&l, i);
+        if (!g || (s = fsdp__storage_use(g->st)) != FSDP_OK) continue;
         fsdp__k_unary(FSDP__UNARY_scale, fsdp_data(g), g->dtype, fsdp_numel(g), f, fsdp_data(g));
         fsdp_touch(g);
+        fsdp__storage_done(g->st, true);
     }
     fsdp_param_list_free(&l);
-    return FSDP_OK;
+    return s;
 }
 
 fsdp_status fsdp_clip_grad_norm(fsdp_module *m, double max_norm, double *norm)

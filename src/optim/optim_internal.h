@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 
+#include "device/file.h"
 #include "fsdp/optim.h"
 
 enum { FSDP__MAX_STATES = 2 };
@@ -14,7 +15,9 @@ enum { FSDP__MAX_STATES = 2 };
 typedef struct fsdp__opt_slot {
     fsdp_param *param; /* own reference */
     fsdp_tensor *state[FSDP__MAX_STATES];
-    int group; /* index of its group; -1: of none */
+    int group;    /* index of its group; -1: of none */
+    bool stepped; /* during backward, in this step */
+    fsdp_optimizer *optimizer;
 } fsdp__opt_slot;
 
 struct fsdp_optimizer {
@@ -27,10 +30,32 @@ struct fsdp_optimizer {
     int64_t n;
     fsdp_group_options *groups; /* resolved: no NAN left; patterns owned */
     int n_groups;
+    fsdp__allocator *file; /* where state lies; NULL: in memory */
+    int64_t promised;      /* bytes that were asked of the file */
+    bool in_backward;
 };
 
 /* What holds for a slot: its group's settings, or the optimizer's own. */
 fsdp_group_options fsdp__opt_settings(const fsdp_optimizer *o, const fsdp__opt_slot *s);
 void fsdp__opt_groups_free(fsdp_optimizer *o);
+
+/* ---- optimizer.c ---- */
+/* What would stop a step of this slot. */
+fsdp_status fsdp__opt_check(const fsdp__opt_slot *s);
+/* The slot's parameter by its gradient, as step number `step`; its memory is made before. */
+fsdp_status fsdp__opt_update(fsdp_optimizer *o, fsdp__opt_slot *s, int64_t step);
+
+/* ---- offload.c ---- */
+/* From hold to let the slot's parameter, gradient and state are in memory. */
+fsdp_status fsdp__opt_hold(const fsdp__opt_slot *s);
+void fsdp__opt_let(const fsdp__opt_slot *s, bool written);
+/* Reads what the slots behind slot i need. */
+void fsdp__opt_ahead(const fsdp_optimizer *o, int64_t i);
+void fsdp__opt_offload_close(fsdp_optimizer *o);
+
+/* ---- in_backward.c ---- */
+void fsdp__opt_in_backward_end(fsdp_optimizer *o);
+/* Refuses `what`, which needs gradients that an optimizer uses up during backward. */
+fsdp_status fsdp__opt_refuse_early(const fsdp_param *p, const char *what);
 
 #endif

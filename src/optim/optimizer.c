@@ -37,7 +37,8 @@ static fsdp_optimizer *create(fsdp_module *m)
     if (!o->slots) goto fail;
     for (int64_t i = 0; i < l.count; i++)
         if (l.items[i].param->requires_grad) {
-            o->slots[o->n++] = (fsdp__opt_slot){fsdp_param_retain(l.items[i].param), {0}, -1};
+            o->slots[o->n++] = (fsdp__opt_slot){
+                .param = fsdp_param_retain(l.items[i].param), .group = -1, .optimizer = o};
             l.items[i].param->optimizers++;
         }
     fsdp_param_list_free(&l);
@@ -92,12 +93,14 @@ fsdp_optimizer *fsdp_sgd(fsdp_module *m, const fsdp_sgd_options *opt)
 void fsdp_optimizer_free(fsdp_optimizer *o)
 {
     if (!o) return;
+    fsdp__opt_in_backward_end(o);
     for (int64_t i = 0; i < o->n; i++) {
         for (int k = 0; k < FSDP__MAX_STATES; k++)
             fsdp_release(o->slots[i].state[k]);
         o->slots[i].param->optimizers--;
         fsdp_param_release(o->slots[i].param);
     }
+    fsdp__opt_offload_close(o);
     fsdp__opt_groups_free(o);
     free(o->slots);
     free(o);
@@ -117,16 +120,16 @@ const char *fsdp_optimizer_state_name(const fsdp_optimizer *o, int k)
     return !o->adamw ? "momentum_buffer" : k == 0 ? "exp_avg" : "exp_avg_sq";
 }
 
-static fsdp_tensor *make_state(fsdp__opt_slot *s, int k)
+static fsdp_tensor *make_state(const fsdp_optimizer *o, fsdp__opt_slot *s, int k)
 {
     if (s->state[k]) return s->state[k];
     fsdp_tensor *t = fsdp__param_kept(s->param);
     fsdp_scope *scope = fsdp_scope_begin();
-    fsdp_tensor *x = scope ? fsdp__tensor_alloc(t->dtype, t->ndim, t->size, FSDP_OPTIMIZER, NULL,
+    fsdp_tensor *x = scope ? fsdp__tensor_alloc(t->dtype, t->ndim, t->size, FSDP_OPTIMIZER, o->file,
                                                 s->param->name ? s->param->name : "state")
                            : NULL;
-    if (x) {
-        fsdp__k_fill(fsdp_data(x), x->dtype, fsdp_numel(x), 0.0);
+    if (x) { /* in a file it is zeros already */
+        if (!fsdp__storage_in_file(x->st)) fsdp__k_fill(fsdp_data(x), x->dtype, fsdp_numel(x), 0.0);
         fsdp__layout_share(x, t);
         s->state[k] = fsdp_retain(x);
     }
@@ -138,7 +141,7 @@ fsdp_tensor *fsdp_optimizer_state(fsdp_optimizer *o, fsdp_param *p, int k)
 {
     if (!o || k < 0 || k >= fsdp_optimizer_state_count(o)) return NULL;
     for (int64_t i = 0; i < o->n; i++)
-        if (o->slots[i].param == p) return make_state(&o->slots[i], k);
+        if (o->slots[i].param == p) return make_state(o, &o->slots[i], k);
     fsdp__fail(FSDP_NOT_FOUND, "the optimizer holds no parameter \"%s\"",
                p && p->name ? p->name : "");
     return NULL;
@@ -146,27 +149,25 @@ fsdp_tensor *fsdp_optimizer_state(fsdp_optimizer *o, fsdp_param *p, int k)
 
 /* ---- the step ------------------------------------------------------------------------ */
 
-static fsdp_status check_slots(const fsdp_optimizer *o)
+fsdp_status fsdp__opt_check(const fsdp__opt_slot *s)
 {
-    for (int64_t i = 0; i < o->n; i++) {
-        const fsdp__opt_slot *s = &o->slots[i];
-        fsdp_tensor *t = fsdp__param_kept(s->param);
-        FSDP_TRY(fsdp__tensor_readable(t, "optimizer step"));
-        for (int k = 0; k < FSDP__MAX_STATES; k++)
-            if (s->state[k] && !fsdp__same_sizes(s->state[k], t))
-                return fsdp__fail(FSDP_INVALID_STATE,
-                                  "the optimizer was made before %s was sharded; make it after "
-                                  "fsdp_fully_shard",
-                                  s->param->name);
-    }
+    const fsdp_tensor *t = fsdp__param_kept(s->param);
+    FSDP_TRY(fsdp__tensor_has_values(t, "optimizer step"));
+    for (int k = 0; k < FSDP__MAX_STATES; k++)
+        if (s->state[k] && !fsdp__same_sizes(s->state[k], t))
+            return fsdp__fail(FSDP_INVALID_STATE,
+                              "the optimizer was made before %s was sharded; make it after "
+                              "fsdp_fully_shard",
+                              s->param->name);
     return FSDP_OK;
 }
 
-static fsdp_status update(fsdp_optimizer *o, fsdp__opt_slot *s, int64_t step)
+fsdp_status fsdp__opt_update(fsdp_optimizer *o, fsdp__opt_slot *s, int64_t step)
 {
     fsdp_tensor *p = fsdp__param_kept(s->param), *g = fsdp_grad(p), *state[FSDP__MAX_STATES] = {0};
     for (int k = 0; k < fsdp_optimizer_state_count(o); k++)
-        if (!(state[k] = make_state(s, k))) return fsdp_error();
+        if (!(state[k] = make_state(o, s, k))) return fsdp_error();
+    FSDP_TRY(fsdp__opt_hold(s));
     fsdp_group_options set = fsdp__opt_settings(o, s);
     double lr = o->lr * set.lr_factor;
     if (o->adamw) {
@@ -178,6 +179,7 @@ static fsdp_status update(fsdp_optimizer *o, fsdp__opt_slot *s, int64_t step)
         fsdp__k_sgd(&r, fsdp_data(p), fsdp_data(state[0]), p->dtype, fsdp_data(g), g->dtype,
                     fsdp_numel(p));
     }
+    fsdp__opt_let(s, true);
     return FSDP_OK;
 }
 
@@ -185,16 +187,19 @@ fsdp_status fsdp_optimizer_step(fsdp_optimizer *o)
 {
     if (fsdp_error()) return fsdp_error();
     if (!o) return fsdp__fail(FSDP_INVALID_ARGUMENT, "fsdp_optimizer_step: no optimizer");
-    FSDP_TRY(check_slots(o));
+    for (int64_t i = 0; i < o->n; i++)
+        FSDP_TRY(fsdp__opt_check(&o->slots[i]));
     /* All memory first: a step that fails for want of it changes nothing. */
     for (int64_t i = 0; i < o->n; i++)
         for (int k = 0; k < fsdp_optimizer_state_count(o); k++)
-            if (fsdp_grad(fsdp__param_kept(o->slots[i].param)) && !make_state(&o->slots[i], k))
+            if (fsdp_grad(fsdp__param_kept(o->slots[i].param)) && !make_state(o, &o->slots[i], k))
                 return fsdp_error();
     o->steps++;
     for (int64_t i = 0; i < o->n; i++) {
         fsdp_tensor *p = fsdp__param_kept(o->slots[i].param);
-        if (fsdp_grad(p)) FSDP_TRY(update(o, &o->slots[i], o->steps));
+        fsdp__opt_ahead(o, i);
+        if (fsdp_grad(p)) FSDP_TRY(fsdp__opt_update(o, &o->slots[i], o->steps));
+        o->slots[i].stepped = false;
         /* Stale for all ranks alike, whether this one had a gradient or not. */
         fsdp_touch(p);
     }

@@ -53,11 +53,14 @@ fsdp_grad_scaler *fsdp_grad_scaler_create(const fsdp_scaler_options *options)
 
 void fsdp_grad_scaler_free(fsdp_grad_scaler *s)
 {
+    if (s) (void)fsdp__loss_scaled_set(false);
     free(s);
 }
 
 fsdp_tensor *fsdp_grad_scaler_scale(const fsdp_grad_scaler *s, fsdp_tensor *loss)
 {
+    /* Who uses gradients up during backward must know. */
+    if (s && loss && fsdp__loss_scaled_set(true) != FSDP_OK) return NULL;
     return fsdp_scale(loss, s ? s->scale : 1.0);
 }
 
@@ -99,9 +102,12 @@ fsdp_status fsdp_grad_scaler_unscale(fsdp_grad_scaler *s, fsdp_optimizer *o, int
                           "fsdp_grad_scaler_unscale was called twice in a step; call "
                           "fsdp_grad_scaler_update after each step");
     double bad = 0.0;
+    for (int64_t i = 0; i < o->n; i++)
+        FSDP_TRY(fsdp__opt_refuse_early(o->slots[i].param, "loss scaling (fsdp_grad_scaler)"));
     for (int64_t i = 0; i < o->n; i++) {
         fsdp_tensor *g = fsdp_grad(fsdp__param_kept(o->slots[i].param));
         if (!g) continue;
+        FSDP_TRY(fsdp__tensor_readable(g, "fsdp_grad_scaler_unscale"));
         fsdp__k_unary(FSDP__UNARY_scale, fsdp_data(g), g->dtype, fsdp_numel(g), 1.0 / s->scale,
                       fsdp_data(g));
         fsdp_touch(g);
@@ -144,7 +150,7 @@ fsdp_status fsdp_grad_scaler_update(fsdp_grad_scaler *s)
         s->good = 0;
     }
     s->unscaled = s->found_inf = false;
-    return FSDP_OK;
+    return fsdp__loss_scaled_set(false);
 }
 
 double fsdp_grad_scaler_get_scale(const fsdp_grad_scaler *s)

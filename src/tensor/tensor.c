@@ -323,7 +323,7 @@ void fsdp_touch(fsdp_tensor *t)
     if (fsdp__storage_in_file(t->st)) fsdp__file_note(t->st->alloc, t->st->data, true);
 }
 
-fsdp_status fsdp__tensor_readable(const fsdp_tensor *t, const char *what)
+fsdp_status fsdp__tensor_has_values(const fsdp_tensor *t, const char *what)
 {
     const fsdp__storage *st = t->st;
     const char *owner = st->owner ? st->owner : "a tensor";
@@ -342,8 +342,15 @@ fsdp_status fsdp__tensor_readable(const fsdp_tensor *t, const char *what)
                           "%s: %s was made by fsdp_to_empty and nothing was written to it; call "
                           "fsdp_reset_parameters or load it first",
                           what, owner);
-    if (fsdp__storage_in_file(st)) fsdp__file_note(st->alloc, st->data, false);
     return FSDP_OK;
+}
+
+fsdp_status fsdp__tensor_readable(const fsdp_tensor *t, const char *what)
+{
+    FSDP_TRY(fsdp__tensor_has_values(t, what));
+    if (!fsdp__storage_in_file(t->st)) return FSDP_OK;
+    fsdp__file_note(t->st->alloc, t->st->data, false);
+    return fsdp_error();
 }
 
 fsdp_status fsdp__tensor_writable(const fsdp_tensor *t, const char *what)

@@ -117,6 +117,8 @@ void fsdp__describe(const fsdp_tensor *t, fsdp__str *out);
 void fsdp__shape_text(int ndim, const int64_t *sizes, fsdp__str *out);
 /* Refuses tensors that hold nothing to read: freed or poisoned storages. */
 fsdp_status fsdp__tensor_readable(const fsdp_tensor *t, const char *what);
+/* The same, and it is not going to be read now. */
+fsdp_status fsdp__tensor_has_values(const fsdp_tensor *t, const char *what);
 fsdp_status fsdp__tensor_writable(const fsdp_tensor *t, const char *what);
 bool fsdp__tensor_dense(const fsdp_tensor *t); /* contiguous */
 

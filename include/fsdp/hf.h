@@ -48,13 +48,15 @@ FSDP_API fsdp_status fsdp_lora_apply_folder(fsdp_module *model,
 
 /* Fills the adapters of model, sharded or not, from folder's
  * adapter_model.safetensors; the base is left as it is. A rank reads the
- * slices that it holds. Every rank calls it; none waits for another. Another
- * scale than the model's, and missing, extra or misshaped tensors, are errors,
- * and then nothing has been changed. */
+ * slices that it holds. Another scale than the model's, and missing, extra or
+ * misshaped tensors, are errors, and then nothing has been changed. Behind the
+ * base's weights: adapters that fsdp_lora_save wrote beside another base are
+ * told by a warning. Collective over the world. */
 FSDP_API fsdp_status fsdp_lora_load(fsdp_module *model, const char *folder);
 
 /* Writes folder: adapter_config.json and adapter_model.safetensors, which peft
- * loads. base is the name of the base model that the first tells (NULL: none).
+ * loads. base is the name of the base model that the first tells (NULL: none);
+ * the second holds a fingerprint of its weights.
  * As fsdp_model_save it appears when complete, takes the place of an earlier
  * save and refuses others' files. Collective over the world. */
 FSDP_API fsdp_status fsdp_lora_save(fsdp_module *model, const char *folder,

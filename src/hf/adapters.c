@@ -6,11 +6,13 @@
  * adapter ("default") out of files. A config that asks for more than plain LoRA is refused: the
  * same tensors would mean something else.
  */
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
 
-#include "base/convert.h"
+#include "base/context.h"
 #include "base/error.h"
 #include "base/memory.h"
 #include "base/str.h"
@@ -26,6 +28,7 @@
 static const char config_name[] = "adapter_config.json";
 static const char weights_name[] = "adapter_model.safetensors";
 static const char prefix[] = "base_model.model.";
+static const char base_key[] = "fsdp.base"; /* in __metadata__: the fingerprint of the base */
 
 /* ---- reading the config ---------------------------------------------------------------- */
 
@@ -279,12 +282,25 @@ static fsdp_status open_tensors(const char *folder, fsdp__st **out)
     return *out ? FSDP_OK : fsdp_error();
 }
 
+/* Beside another base the adapters mean little; beside one that was changed a bit, something. */
+static fsdp_status compare_base(const fsdp__st *st, const char *folder, uint64_t print)
+{
+    const char *text = fsdp__st_meta(st, base_key);
+    if (!text || !print || strtoull(text, NULL, 16) == print) return FSDP_OK;
+    fsdp__log(FSDP__LOG_WARNING,
+              "%s: these adapters were trained beside another base (fingerprint %s) than the "
+              "model's (%016" PRIx64 ")",
+              folder, text, print);
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_lora_load(fsdp_module *model, const char *folder)
 {
     if (fsdp_error()) return fsdp_error();
     if (!model || !folder)
         return fsdp__fail_null("fsdp_lora_load", model ? "the folder" : "the model");
     loading l = {0};
+    uint64_t print;
     fsdp_status s;
     FSDP_TRY(check_scale(model, folder));
     FSDP_TRY(fsdp_module_params(model, &l.params));
@@ -293,6 +309,8 @@ fsdp_status fsdp_lora_load(fsdp_module *model, const char *folder)
     if (!l.t || !l.buffer) FSDP_GO(fsdp_error());
     FSDP_GO(open_tensors(folder, &l.st));
     FSDP_GO(match(&l, folder));
+    FSDP_GO(fsdp__hf_fingerprint(model, &print));
+    if (fsdp_rank() == 0) FSDP_GO(compare_base(l.st, folder, print));
     for (int64_t i = 0; i < l.params.count; i++)
         if (l.t[i])
             FSDP_GO(fsdp__hf_read_param(l.st, l.t[i], l.params.items[i].name,
@@ -382,6 +400,7 @@ typedef struct saving {
     fsdp_param_list params;
     fsdp__lora_list adapted;
     fsdp__st_writer *writer; /* rank 0 */
+    uint64_t print;          /* of the base; 0: it is not that of the adapters any more */
 } saving;
 
 static char *tensor_name(const fsdp_named_param *n)
@@ -401,6 +420,11 @@ static fsdp_status begin(saving *v, const char *folder, const char *tmp, const c
     fsdp_status s =
         config && file ? write_config(v->model, &v->adapted, base, config) : fsdp_error();
     if (s == FSDP_OK && !(v->writer = fsdp__st_writer_create(file))) s = fsdp_error();
+    if (s == FSDP_OK && v->print) {
+        char text[20];
+        snprintf(text, sizeof text, "%016" PRIx64, v->print);
+        s = fsdp__st_writer_meta(v->writer, base_key, text);
+    }
     for (int64_t i = 0; i < v->params.count && s == FSDP_OK; i++) {
         const fsdp_named_param *n = &v->params.items[i];
         if (!fsdp__lora_is_adapter(n->owner)) continue;
@@ -447,6 +471,7 @@ fsdp_status fsdp_lora_save(fsdp_module *model, const char *folder, const char *b
     if (v.adapted.count == 0)
         FSDP_GO(fsdp__fail(FSDP_INVALID_STATE, "fsdp_lora_save: the model has no adapters"));
     FSDP_GO(fsdp_module_params(model, &v.params));
+    if (!v.adapted.items[0]->merged) FSDP_GO(fsdp__hf_fingerprint(model, &v.print));
     if (first) FSDP_GO(begin(&v, folder, tmp, base));
     for (int64_t i = 0; i < v.params.count; i++)
         if (fsdp__lora_is_adapter(v.params.items[i].owner))

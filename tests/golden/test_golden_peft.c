@@ -232,6 +232,31 @@ static fsdp_status load(void *arg)
     return FSDP_OK;
 }
 
+/* Which warnings were told, on rank 0. */
+static void note_warning(void *arg, int level, const char *line)
+{
+    (void)level;
+    if (strstr(line, "were trained beside another base")) ++*(int *)arg;
+}
+
+/* The fingerprint in the file is the base's on any number of ranks. */
+static fsdp_status another_base(void *arg)
+{
+    job *j = arg;
+    int warned = 0;
+    fsdp_log_set(note_warning, &warned, 1);
+    fsdp_module *m = make(j, j->saved);
+    EXPECT(m && warned == 0);
+    fsdp_param *p = fsdp_module_param(fsdp_module_find(m, "model.norm"), "weight");
+    fsdp_tensor *t = fsdp_param_tensor(p);
+    FSDP_TRY(fsdp_fill_(t, 7.0));
+    FSDP_TRY(fsdp_lora_load(m, j->saved));
+    EXPECT(warned == (fsdp_rank() == 0));
+    fsdp_log_set(NULL, NULL, 0);
+    fsdp_module_free(m);
+    return FSDP_OK;
+}
+
 static void same_tensors(const char *a, const char *b)
 {
     fsdp__st *x = fsdp__st_open(a), *y = fsdp__st_open(b);
@@ -270,6 +295,7 @@ static void test_save_and_load(void **state)
             same_tensors(a, b);
             check_ok(fsdp_run_threads(n == 1 ? 4 : 1, load, &j));
             assert_true(j.logits < 3e-6);
+            check_ok(fsdp_run_threads(n == 1 ? 2 : 4, another_base, &j));
         }
     check_ok(fsdp__dir_remove(dir));
 }

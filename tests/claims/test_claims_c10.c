@@ -4,7 +4,7 @@
  *
  * Gradients are small integers set by hand, so the norm has a closed form. The parameters: uneven
  * ones, one of which some ranks hold nothing, a frozen one, one that two modules share, one without
- * a gradient.
+ * a gradient, one that is not cut.
  */
 #include "sharded_net.h"
 
@@ -45,6 +45,7 @@ static fsdp_module *make_model(void)
     fsdp_param *shared = add(down, "shared", 2, SIZES(3, 4));
     fsdp_module_add_param(up, "shared", fsdp_param_retain(shared));
     add(down, "absent", 1, SIZES(9));
+    add(down, "ignored", 1, SIZES(5));
     return fsdp_error() ? NULL : m;
 }
 
@@ -57,9 +58,9 @@ static double value(int64_t n, int64_t i)
 /* What every element counts to, by the definition. */
 static double closed_form(double p)
 {
-    static const int64_t numel[] = {35, 257, 1, 12};
+    static const int64_t numel[] = {35, 257, 1, 12, 5};
     double s = 0;
-    for (int k = 0; k < 4; k++)
+    for (int k = 0; k < 5; k++)
         for (int64_t i = 0; i < numel[k]; i++) {
             double a = fabs(value(numel[k], i));
             s = isinf(p) ? fmax(s, a) : s + pow(a, p);
@@ -74,7 +75,7 @@ static fsdp_status set_grad(fsdp_param *q)
     const int64_t *size = fsdp_param_sizes(q);
     int ndim = fsdp_param_ndim(q), dim = 0;
     int64_t numel = size[0] * (ndim > 1 ? size[1] : 1), row0 = 0;
-    fsdp_mesh *mesh = fsdp_dtensor_mesh(t);
+    fsdp_mesh *mesh = fsdp_is_dtensor(t) ? fsdp_dtensor_mesh(t) : NULL;
     int axis = mesh ? fsdp_mesh_ndim(mesh) - 1 : 0;
     if (mesh) {
         dim = fsdp_dtensor_placement(t, axis).dim;
@@ -109,7 +110,8 @@ static fsdp_status set_grads(fsdp_module *m)
     FSDP_TRY(set_grad(fsdp_module_param(up, "matrix")));
     FSDP_TRY(set_grad(fsdp_module_param(up, "vector")));
     FSDP_TRY(set_grad(fsdp_module_param(up, "one")));
-    return set_grad(fsdp_module_param(down, "shared"));
+    FSDP_TRY(set_grad(fsdp_module_param(down, "shared")));
+    return set_grad(fsdp_module_param(down, "ignored"));
 }
 
 static fsdp_status rank_main(void *arg)
@@ -123,6 +125,9 @@ static fsdp_status rank_main(void *arg)
     EXPECT(mesh && m);
     fsdp_shard_options o = fsdp_shard_defaults(mesh);
     if (w->dim1) o.placement_fn = second_dim;
+    fsdp_param *ignored = fsdp_module_param(fsdp_module_find(m, "down"), "ignored");
+    o.ignored_params = &ignored;
+    o.n_ignored = 1;
     EXPECT(fsdp_fully_shard(m, &o) == FSDP_OK && fsdp_reset_parameters(m, 1) == FSDP_OK);
     for (int k = 0; k < 4; k++) {
         fsdp_scope *scope = fsdp_scope_begin();
@@ -136,7 +141,7 @@ static fsdp_status rank_main(void *arg)
         fsdp_memory_get(&after);
         EXPECT(fabs(n / expected - 1) < 1e-6);
         /* One all-reduce over the axis that cuts, of a number a row; none where nothing is cut. */
-        EXPECT(c.calls == (sizes[1] > 1) && c.elements <= 2 * (7 + 257 + 1 + 6 + 3 + 9));
+        EXPECT(c.calls == (sizes[1] > 1) && c.elements <= 2 * (7 + 257 + 1 + 6 + 3 + 9 + 5));
         EXPECT(after.allocations - before.allocations <= 1); /* what the message is staged in */
         EXPECT(fsdp_clip_grads_with_norm(m, 2.5, n) == FSDP_OK);
         EXPECT(fsdp_grad_norm(m, p[k], &again) == FSDP_OK);

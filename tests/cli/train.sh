@@ -4,14 +4,8 @@
 # ctest: timeout=600
 set -u
 . "$(dirname "$0")/checks.bash"
+. "$here/tiny.bash"
 
-# ---- data: words of a small language, in which some follow others ---------------------------------
-text() {
-    awk -v seed="$1" -v n="$2" 'BEGIN { srand(seed)
-        split("the a one cat dog bird sees likes chases red small old and but", w)
-        for (i = 0; i < n; i++) { k = int(rand() * 14) + 1
-            printf "%s%s", w[k], (i % 9 == 8) ? ".\n" : " "; if (k < 4) printf "%s ", w[4 + int(rand() * 3)] } }'
-}
 mkdir texts
 text 1 1500 >texts/a
 text 2 1500 >texts/b
@@ -28,15 +22,6 @@ lr_scheduler: {warmup_steps: 2, total_steps: 5}
 metrics: {log_freq: 1}
 job: {print_config: false}
 X
-# run NAME ARGUMENTS: a run in folder NAME; its losses and norms in NAME.losses.
-run() {
-    local name=$1
-    shift
-    "$FSDP" train tiny.yaml --job.dump_folder "$name" "$@" >out 2>err
-    code=$?
-    [ -f "$name/metrics.jsonl" ] && sed 's/, "memory.*//' "$name/metrics.jsonl" >"$name.losses"
-}
-
 # ---- the same numbers ------------------------------------------------------------------------------
 run one -n 1 --threads 1
 check "one rank" is "$code" 0

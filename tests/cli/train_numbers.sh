@@ -4,12 +4,10 @@
 # ctest: timeout=600
 set -u
 . "$(dirname "$0")/checks.bash"
+. "$here/tiny.bash"
 
 mkdir texts
-awk 'BEGIN { srand(1); split("the a one cat dog bird sees likes chases red small old and but", w)
-    for (i = 0; i < 1500; i++) { k = int(rand() * 14) + 1
-        printf "%s%s", w[k], (i % 9 == 8) ? ".\n" : " "
-        if (k < 4) printf "%s ", w[4 + int(rand() * 3)] } }' >texts/a
+text 1 1500 >texts/a
 head -c 2000 texts/a >texts/valid
 "$FSDP" prepare --out data --train-tokenizer 300 --validation valid texts >out 2>err
 check "data is prepared" is $? 0
@@ -23,14 +21,6 @@ lr_scheduler: {warmup_steps: 2, total_steps: 6}
 metrics: {log_freq: 1}
 job: {print_config: false}
 X
-# run NAME ARGUMENTS: a run in folder NAME; losses, norms and rates in NAME.losses.
-run() {
-    local name=$1
-    shift
-    "$FSDP" train tiny.yaml --job.dump_folder "$name" "$@" >out 2>err
-    code=$?
-    [ -f "$name/metrics.jsonl" ] && sed 's/, "memory.*//' "$name/metrics.jsonl" >"$name.losses"
-}
 rates() { sed 's/.*"lr": //' "$1.losses"; }
 # near A B: the numbers of the losses differ by less than 1e-4 of themselves.
 near() {

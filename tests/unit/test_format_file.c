@@ -122,7 +122,7 @@ static void test_replace_folder(void **state)
     (void)state;
     pthread_t thread;
     int missing = 0;
-    char text[16], *p;
+    char text[32], *p;
     size_t n;
     make_dir("d", "first");
     snprintf(in_folder, sizeof in_folder, "%s/x", in("d"));

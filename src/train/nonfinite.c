@@ -157,13 +157,23 @@ static fsdp_status add_samples(const fsdp__probe *p, int rank, int64_t call, fsd
     return FSDP_OK;
 }
 
+/* A NaN's sign says nothing. */
+static void add_number(fsdp__str *out, double v)
+{
+    if (isnan(v))
+        fsdp__str_add(out, "nan");
+    else
+        fsdp__str_addf(out, "%g", v);
+}
+
 fsdp_status fsdp__nonfinite_loss(const fsdp__probe *p, int rank, int64_t call, double loss,
                                  fsdp__str *out)
 {
     finding weight = {0}, output = {0}, *weights = NULL, *outputs = NULL;
     fsdp__str_add(out, "the loss of ");
     FSDP_TRY(add_samples(p, rank, call, out));
-    fsdp__str_addf(out, " is %g", loss);
+    fsdp__str_add(out, " is ");
+    add_number(out, loss);
     FSDP_TRY(look_at_weights(p, &weight));
     fsdp_status s = exchange(&weight, &weights);
     int bad = -1;
@@ -242,7 +252,8 @@ fsdp_status fsdp__nonfinite_gradient(const fsdp__probe *p, double norm, fsdp__st
     finding *all = NULL;
     int bad = -1;
     int64_t call = -1;
-    fsdp__str_addf(out, "the gradient norm is %g", norm);
+    fsdp__str_add(out, "the gradient norm is ");
+    add_number(out, norm);
     FSDP_TRY(fsdp_zero_grad(p->model));
     FSDP_TRY(fsdp_module_params(p->model, &b.params));
     fsdp_status s = fsdp_set_event_hook(p->model, look_at_unit, &b);

@@ -184,6 +184,7 @@ static fsdp_status bad_rank(void *arg)
 {
     const int *bad = arg;
     fsdp_module *m = make_model();
+    fsdp_scope *scope = fsdp_scope_begin();
     EXPECT(m && fsdp_fully_shard(m, NULL) == FSDP_OK && fsdp_reset_parameters(m, 1) == FSDP_OK);
     EXPECT(set_grads(m) == FSDP_OK);
     fsdp_tensor *g =
@@ -194,7 +195,10 @@ static fsdp_status bad_rank(void *arg)
     EXPECT(fsdp_grad_norm(m, 2, &n) == FSDP_OK && isnan(n));
     EXPECT(fsdp_grad_norm(m, INFINITY, &n) == FSDP_OK && isnan(n));
     EXPECT(x[0] == first);
-    return fsdp_clip_grad_norm(m, 1, &n);
+    fsdp_status s = fsdp_clip_grad_norm(m, 1, &n);
+    fsdp_scope_end(scope);
+    fsdp_module_free(m);
+    return s;
 }
 
 static void test_non_finite(void **state)

@@ -83,6 +83,17 @@ FSDP_API int fsdp_register_forward_hook(fsdp_module *m, fsdp_forward_hook fn,
                                         void *arg, int first);
 FSDP_API fsdp_status fsdp_remove_hook(fsdp_module *m, int number);
 
+/* A method of m besides its forward, by name; calling it opens a scope as
+ * calling m does and runs no hooks, except where fully_shard was told of it
+ * (fsdp_register_fsdp_forward_method). The same name again replaces it. */
+typedef fsdp_status (*fsdp_method)(fsdp_module *self, const fsdp_values *in,
+                                   fsdp_values *out);
+FSDP_API fsdp_status fsdp_module_add_method(fsdp_module *m, const char *name,
+                                            fsdp_method fn);
+FSDP_API fsdp_status fsdp_module_call_method(fsdp_module *m, const char *name,
+                                             const fsdp_values *in,
+                                             fsdp_values *out);
+
 /* m's forward becomes a checkpoint (autograd.h): what it saves is made again in
  * backward. Its hooks stay outside, so of a module that is sharded later the
  * gather, the casts and the reduction stand around the checkpoint and happen
@@ -131,6 +142,29 @@ FSDP_API int fsdp_param_requires_grad(const fsdp_param *p);
 FSDP_API int fsdp_param_ndim(const fsdp_param *p);
 FSDP_API const int64_t *fsdp_param_sizes(const fsdp_param *p);
 
+/* The parameter `name` of m gets what p is: dtype, values, rule, requires_grad;
+ * sizes must be equal. The fsdp_param object stays, since layers and other
+ * modules hold it; the reference to p is taken over and dropped, also on
+ * failure. A sharded one is cut at once, before the model's first forward;
+ * after that, or once an optimizer holds it: FSDP_INVALID_STATE. */
+FSDP_API fsdp_status fsdp_module_set_param(fsdp_module *m, const char *name,
+                                           fsdp_param *p);
+
+/* What becomes of a buffer that forwards in training change, where ranks see
+ * different rows. EQUAL (at first): it does not change, and ranks must have
+ * the same; a change is an error. After each forward of a sharded root in
+ * training: BROADCAST gives all ranks the first's, MEAN the mean of all (in
+ * f64), LOCAL leaves each rank its own. */
+typedef enum fsdp_buffer_rule {
+    FSDP_BUFFER_EQUAL,
+    FSDP_BUFFER_BROADCAST,
+    FSDP_BUFFER_MEAN,
+    FSDP_BUFFER_LOCAL
+} fsdp_buffer_rule;
+/* name NULL: all buffers of m and below. */
+FSDP_API fsdp_status fsdp_module_set_buffer_rule(fsdp_module *m,
+                                                 const char *name,
+                                                 fsdp_buffer_rule rule);
 /* m keeps a reference to t. */
 FSDP_API fsdp_status fsdp_module_add_buffer(fsdp_module *m, const char *name,
                                             fsdp_tensor *t);
@@ -178,7 +212,7 @@ FSDP_API fsdp_module *fsdp_layer_norm_create(int64_t dim, double eps);
 /* As torch.nn.BatchNorm1d and 2d on (N, dim) and (N, dim, ...): buffers
  * running_mean and running_var (f32 whatever the weights' dtype; 0 and 1 at
  * first) and num_batches_tracked (i64), moved by each forward in training and
- * read in evaluation. PyTorch's defaults: eps 1e-5, momentum 0.1. */
+ * read in evaluation. Their rules: MEAN, and BROADCAST for the number. PyTorch's defaults: eps 1e-5, momentum 0.1. */
 FSDP_API fsdp_module *fsdp_batch_norm_create(int64_t dim, double eps,
                                              double momentum);
 FSDP_API fsdp_module *fsdp_dropout_create(double p);
@@ -188,7 +222,10 @@ FSDP_API fsdp_module *fsdp_sequential_create(void);
 FSDP_API fsdp_module *fsdp_module_list_create(void);
 /* The rule of all parameters named "weight" below m with 2 dims or more. */
 FSDP_API void fsdp_module_set_init(fsdp_module *m, fsdp_init_rule rule);
-/* Floating parameters below m become t; before sharding, values are cast. */
+/* Floating parameters below m become t, and sharded ones' gradients; values are
+ * cast. After fully_shard the dtypes of gather and reduction follow, where the
+ * policy names none; refused while an optimizer holds the parameter, inside a
+ * forward, and with gradients that are not reduced yet. */
 FSDP_API fsdp_status fsdp_module_to_dtype(fsdp_module *m, fsdp_dtype t);
 
 FSDP_EXTERN_C_END

@@ -156,6 +156,17 @@ FSDP_API fsdp_status fsdp_set_post_optim_event(fsdp_module *m, fsdp_event *e);
 /* off: more backwards follow, and what this one left unfinished may stay so. */
 FSDP_API fsdp_status fsdp_set_is_last_backward(fsdp_module *m, int on);
 
+/* m's method (fsdp_module_add_method) gathers, casts, frees and reduces as its
+ * forward does. Nothing where m is no sharded module; FSDP_NOT_FOUND where it
+ * has no such method. */
+FSDP_API fsdp_status fsdp_register_fsdp_forward_method(fsdp_module *m,
+                                                       const char *name);
+/* Values of world rank src for all: of buffers, of parameters that are not
+ * sharded, and over replicas of sharded ones (a shard that stands on one rank
+ * only is nobody else's). Collective over the world, between iterations. The
+ * first forward compares buffers. FSDP-1: sync_module_states. */
+FSDP_API fsdp_status fsdp_sync_module_states(fsdp_module *m, int src);
+
 /* Says that shards were written by hand: gathered copies are stale on all
  * ranks. Every rank must call it. Optimizers and loads do so themselves. */
 FSDP_API fsdp_status fsdp_mark_changed(fsdp_module *m);

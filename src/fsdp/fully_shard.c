@@ -270,6 +270,7 @@ static void commit(fsdp__unit *u)
     for (int i = 0; i < u->n_params; i++) {
         fsdp__fparam *p = &u->params[i];
         p->param->shard = p;
+        p->param->shard_ops = &fsdp__shard_ops_of_units;
         p->param->kept = p->sharded;
         fsdp__param_set(p->param, p->sharded);
         p->param->unit = u->name;

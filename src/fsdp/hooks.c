@@ -279,6 +279,7 @@ fsdp_status fsdp__post_forward(void *arg, fsdp_module *m, const fsdp_values *in,
         if (fsdp_requires_grad(out->t[k])) FSDP_TRY(fsdp_register_hook(out->t[k], pre_backward, u));
     if (root) {
         t->forward_root = NULL;
+        if (grad) FSDP_TRY(fsdp__buffers_follow_rules(t));
         if (!grad) FSDP_TRY(fsdp__order_end(t));
     }
     return cast_all(out, u->opt.mp_policy.output_dtype);

@@ -241,6 +241,23 @@ fsdp_status fsdp_set_post_optim_event(fsdp_module *m, fsdp_event *e)
     return FSDP_OK;
 }
 
+fsdp_status fsdp_register_fsdp_forward_method(fsdp_module *m, const char *name)
+{
+    if (!m || !name) return fsdp__fail_null("fsdp_register_fsdp_forward_method", "module or name");
+    fsdp__unit *u = fsdp__unit_of(m);
+    if (!u) return FSDP_OK; /* as FSDP2 */
+    fsdp__method_entry *e = fsdp__module_method(m, name);
+    if (!e)
+        return fsdp__fail(FSDP_NOT_FOUND,
+                          "fsdp_register_fsdp_forward_method: %s \"%s\" has no method \"%s\"; add "
+                          "it with fsdp_module_add_method first",
+                          m->type, fsdp_module_name(m), name);
+    e->pre = fsdp__pre_forward;
+    e->post = fsdp__post_forward;
+    e->arg = u;
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_set_event_hook(fsdp_module *m, fsdp_event_fn fn, void *arg)
 {
     fsdp__tree *t;

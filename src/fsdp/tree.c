@@ -151,6 +151,7 @@ typedef struct table {
 
 static fsdp_status make_table(const fsdp__tree *t, table *tab)
 {
+    tab->n = t->n_buffers;
     for (int i = 0; i < t->n_units; i++)
         tab->n += t->units[i]->n_params;
     tab->hash = fsdp__calloc((size_t)tab->n + 1, sizeof *tab->hash, "a table of parameters");
@@ -158,10 +159,12 @@ static fsdp_status make_table(const fsdp__tree *t, table *tab)
     if (!tab->hash || !tab->line) return fsdp_error();
     int64_t k = 0;
     for (int i = 0; i < t->n_units; i++)
-        for (int j = 0; j < t->units[i]->n_params; j++, k++) {
-            describe(t->units[i], &t->units[i]->params[j], tab->line[k]);
-            tab->hash[k] = fsdp__rng_mix_str(fsdp__rng_key(7), tab->line[k]);
-        }
+        for (int j = 0; j < t->units[i]->n_params; j++)
+            describe(t->units[i], &t->units[i]->params[j], tab->line[k++]);
+    for (int64_t i = 0; i < t->n_buffers; i++)
+        FSDP_TRY(fsdp__buffer_line(t, i, tab->line[k++], LINE));
+    for (int64_t i = 0; i < k; i++)
+        tab->hash[i] = fsdp__rng_mix_str(fsdp__rng_key(7), tab->line[i]);
     snprintf(tab->line[k], LINE, "no parameter number %lld", (long long)k);
     return FSDP_OK;
 }
@@ -182,11 +185,12 @@ static fsdp_status say_difference(const table *tab, fsdp_group *g, int64_t commo
     if (s == FSDP_OK) s = fsdp_all_gather(g, FSDP_LANE_CONTROL, tab->line[at], lines, LINE, NULL);
     for (int r = 1; r < n && s == FSDP_OK; r++)
         if (strcmp(lines[r], lines[0]))
-            s = fsdp__fail(FSDP_MISMATCH,
-                           "ranks hold different parameters or cut them differently: rank %d has "
-                           "%s; rank %d has %s; build and shard the same model on all ranks",
-                           fsdp_group_world_rank(g, 0), lines[0], fsdp_group_world_rank(g, r),
-                           lines[r]);
+            s = fsdp__fail(
+                FSDP_MISMATCH,
+                "ranks hold different parameters or cut them differently: rank %d has "
+                "%s; rank %d has %s; build and shard the same model on all ranks (values "
+                "are made equal by fsdp_sync_module_states)",
+                fsdp_group_world_rank(g, 0), lines[0], fsdp_group_world_rank(g, r), lines[r]);
     free(rows);
     free(lines);
     return s;
@@ -283,6 +287,7 @@ static void disband(fsdp__tree *t)
 {
     for (int i = 0; i < t->n_units; i++)
         t->units[i]->tree = NULL;
+    fsdp__buffers_free(t);
     free(t->units);
     free(t);
 }
@@ -308,6 +313,7 @@ fsdp_status fsdp__tree_init(fsdp_module *root)
     fsdp_status s = collect(t, root, &cap);
     if (s == FSDP_OK) s = name_units(t);
     if (s == FSDP_OK) s = settle(t);
+    if (s == FSDP_OK) s = fsdp__buffers_collect(t);
     for (int i = 0; i < t->n_units && s == FSDP_OK; i++) {
         /* A hook may sum along the axes that the mesh leaves out. */
         if (!t->units[i]->hook) s = check_slice(t->units[i]->opt.mesh);

@@ -214,6 +214,7 @@ void fsdp__unit_free(void *arg)
         if (t->n_units == 0) {
             fsdp__order_free(&t->train);
             fsdp__order_free(&t->eval);
+            fsdp__buffers_free(t);
             free(t->post);
             free(t->units);
             free(t);

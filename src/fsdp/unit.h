@@ -141,6 +141,13 @@ typedef struct fsdp__order {
     bool recording;
 } fsdp__order;
 
+/* A buffer below the root. */
+typedef struct fsdp__fbuffer {
+    fsdp_module *module;
+    int64_t at;
+    char *name; /* dotted */
+} fsdp__fbuffer;
+
 /* Directions of explicit prefetch lists. */
 enum { FSDP__FORWARD, FSDP__BACKWARD };
 
@@ -152,6 +159,8 @@ struct fsdp__tree {
     fsdp__order *order; /* in force */
     fsdp__unit *forward_root; /* first unit entered; NULL outside a forward */
     fsdp__unit *reducing;     /* unfinished reductions, the oldest first */
+    fsdp__fbuffer *buffers;
+    int64_t n_buffers, cap_buffers;
     int ahead;                /* units prefetched and not used yet */
     bool explicit_lists;      /* some unit has an explicit list: nothing is gathered by the record */
     int *post;                /* units in the order in which their forwards ended (2.4 of FSDP2) */
@@ -319,6 +328,17 @@ void fsdp__offload_let_grad(fsdp__fparam *p);
 /* Makes the tree of which m is the root, once; checks it against the other ranks. */
 fsdp_status fsdp__tree_init(fsdp_module *root);
 fsdp__unit *fsdp__unit_of(const fsdp_module *m);
+
+/* ---- buffers.c --------------------------------------------------------------------------- */
+fsdp_status fsdp__buffers_collect(fsdp__tree *t);
+void fsdp__buffers_free(fsdp__tree *t);
+/* What ranks must agree in, in words; a number stands for the values. */
+fsdp_status fsdp__buffer_line(const fsdp__tree *t, int64_t i, char *line, size_t size);
+/* A forward in training is over: each buffer's rule. */
+fsdp_status fsdp__buffers_follow_rules(fsdp__tree *t);
+
+/* ---- change.c: parameters that change after they were sharded ---------------------------- */
+extern const fsdp__shard_ops fsdp__shard_ops_of_units;
 
 /* ---- steer.c ------------------------------------------------------------------------------- */
 /* The unit of m; an error for a module without one. */

@@ -64,6 +64,9 @@ static fsdp_status fill(batch_norm *b, int64_t dim)
     FSDP_TRY(add_buffer(m, "running_mean", FSDP_F32, 1, dim));
     FSDP_TRY(add_buffer(m, "running_var", FSDP_F32, 1, dim));
     FSDP_TRY(add_buffer(m, "num_batches_tracked", FSDP_I64, 0, 0));
+    FSDP_TRY(fsdp_module_set_buffer_rule(m, "running_mean", FSDP_BUFFER_MEAN));
+    FSDP_TRY(fsdp_module_set_buffer_rule(m, "running_var", FSDP_BUFFER_MEAN));
+    FSDP_TRY(fsdp_module_set_buffer_rule(m, "num_batches_tracked", FSDP_BUFFER_BROADCAST));
     return fsdp_device_current() == FSDP_META ? FSDP_OK : reset(m);
 }
 

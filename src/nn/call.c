@@ -83,21 +83,27 @@ static fsdp_status run(fsdp_module *m, fsdp_values *in, fsdp_values *out)
     return FSDP_OK;
 }
 
-fsdp_status fsdp_module_call(fsdp_module *m, const fsdp_values *in, fsdp_values *out)
+static fsdp_status run_method(fsdp_module *m, const fsdp__method_entry *e, fsdp_values *in,
+                              fsdp_values *out)
 {
-    *out = (fsdp_values){0};
-    if (fsdp_error()) return fsdp_error();
-    if (!m) return fsdp__fail(FSDP_INVALID_ARGUMENT, "a call of a NULL module");
-    if (!fsdp__module_has_forward(m))
-        return fsdp__fail(FSDP_INVALID_ARGUMENT,
-                          "%s is a container and has no forward; call its children", m->type);
+    fsdp__method_entry now = *e; /* the method may add others */
+    if (now.pre) FSDP_TRY(now.pre(now.arg, m, in));
+    FSDP_TRY(now.fn(m, in, out));
+    FSDP_TRY(fsdp_error());
+    return now.post ? now.post(now.arg, m, in, out) : FSDP_OK;
+}
+
+/* Calls m, or the method e of it, in a scope of its own. */
+static fsdp_status call(fsdp_module *m, const fsdp__method_entry *e, const fsdp_values *in,
+                        fsdp_values *out)
+{
     fsdp__random *r = fsdp__random_get();
     fsdp_scope *scope = r ? fsdp_scope_begin() : NULL;
     if (!scope) return fsdp_error();
     uint64_t path = r->path, calls = r->calls;
     fsdp_values given = *in;
     fsdp_status s = enter_random(m, r);
-    if (s == FSDP_OK) s = run(m, &given, out);
+    if (s == FSDP_OK) s = e ? run_method(m, e, &given, out) : run(m, &given, out);
     r->path = path;
     r->calls = calls;
     for (int k = 0; k < out->n && s == FSDP_OK; k++)
@@ -106,9 +112,32 @@ fsdp_status fsdp_module_call(fsdp_module *m, const fsdp_values *in, fsdp_values 
     if (s != FSDP_OK) {
         *out = (fsdp_values){0};
         if (!fsdp_error()) /* a user's forward that returned a status and said nothing */
-            fsdp__fail(s, "the forward of %s failed: %s", m->type, fsdp_status_name(s));
+            fsdp__fail(s, "the %s of %s failed: %s", e ? "method" : "forward", m->type,
+                       fsdp_status_name(s));
     }
     return s;
+}
+
+fsdp_status fsdp_module_call(fsdp_module *m, const fsdp_values *in, fsdp_values *out)
+{
+    *out = (fsdp_values){0};
+    if (fsdp_error()) return fsdp_error();
+    if (!m) return fsdp__fail(FSDP_INVALID_ARGUMENT, "a call of a NULL module");
+    if (!fsdp__module_has_forward(m))
+        return fsdp__fail(FSDP_INVALID_ARGUMENT,
+                          "%s is a container and has no forward; call its children", m->type);
+    return call(m, NULL, in, out);
+}
+
+fsdp_status fsdp_module_call_method(fsdp_module *m, const char *name, const fsdp_values *in,
+                                    fsdp_values *out)
+{
+    *out = (fsdp_values){0};
+    if (fsdp_error()) return fsdp_error();
+    if (!m || !name) return fsdp__fail_null("fsdp_module_call_method", "module or name");
+    const fsdp__method_entry *e = fsdp__module_method(m, name);
+    if (!e) return fsdp__fail(FSDP_NOT_FOUND, "%s has no method \"%s\"", m->type, name);
+    return call(m, e, in, out);
 }
 
 fsdp_tensor *fsdp_call(fsdp_module *m, fsdp_tensor *x)

@@ -49,6 +49,9 @@ void fsdp_module_free(fsdp_module *m)
     free(in->children);
     free(in->params);
     free(in->buffers);
+    for (int64_t i = 0; i < in->n_methods; i++)
+        free(in->methods[i].name);
+    free(in->methods);
     free(in->hooks);
     free(in->name);
     free(in);
@@ -209,8 +212,8 @@ fsdp_status fsdp_module_add_buffer(fsdp_module *m, const char *name, fsdp_tensor
     FSDP_TRY(FSDP__GROW(in->buffers, in->cap_buffers, in->n_buffers + 1, "buffers"));
     char *copy = fsdp__strdup(name);
     if (!copy) return fsdp_error();
-    in->buffers[in->n_buffers].name = copy;
-    in->buffers[in->n_buffers++].t = fsdp_retain(t);
+    in->buffers[in->n_buffers++] =
+        (struct fsdp__buffer_entry){.name = copy, .t = fsdp_retain(t), .version = t->st->version};
     return FSDP_OK;
 }
 
@@ -219,6 +222,97 @@ fsdp_tensor *fsdp_module_buffer(const fsdp_module *m, const char *name)
     for (int64_t i = 0; m && i < m->in->n_buffers; i++)
         if (!strcmp(m->in->buffers[i].name, name)) return m->in->buffers[i].t;
     return NULL;
+}
+
+fsdp_status fsdp_module_set_buffer_rule(fsdp_module *m, const char *name, fsdp_buffer_rule rule)
+{
+    if (!m) return fsdp__fail_null("fsdp_module_set_buffer_rule", "the module");
+    if (rule < FSDP_BUFFER_EQUAL || rule > FSDP_BUFFER_LOCAL)
+        return fsdp__fail(FSDP_INVALID_ARGUMENT, "buffer rule %d; expected one of fsdp_buffer_rule",
+                          (int)rule);
+    bool any = !name;
+    for (int64_t i = 0; i < m->in->n_buffers; i++)
+        if (!name || !strcmp(m->in->buffers[i].name, name)) {
+            m->in->buffers[i].rule = rule;
+            any = true;
+        }
+    if (!any) return fsdp__fail(FSDP_NOT_FOUND, "%s has no buffer \"%s\"", m->type, name);
+    for (int64_t i = 0; i < m->in->n_children && !name; i++)
+        FSDP_TRY(fsdp_module_set_buffer_rule(m->in->children[i], NULL, rule));
+    return FSDP_OK;
+}
+
+static fsdp_status set_param(fsdp_module *m, const char *name, fsdp_param *p)
+{
+    fsdp_param *old = fsdp_module_param(m, name);
+    if (!old) return fsdp__fail(FSDP_NOT_FOUND, "%s has no parameter \"%s\"", m->type, name);
+    if (p->ndim != old->ndim || memcmp(p->size, old->size, sizeof *p->size * (size_t)p->ndim)) {
+        fsdp__str a = {0}, b = {0};
+        fsdp__shape_text(p->ndim, p->size, &a);
+        fsdp__shape_text(old->ndim, old->size, &b);
+        fsdp__fail(FSDP_INVALID_SHAPE, "%s.%s is %s; its replacement is %s", m->type, name,
+                   fsdp__str_get(&b), fsdp__str_get(&a));
+        fsdp__str_free(&a);
+        fsdp__str_free(&b);
+        return fsdp_error();
+    }
+    if (p->shard)
+        return fsdp__fail(FSDP_INVALID_ARGUMENT, "the replacement of %s.%s is sharded already",
+                          m->type, name);
+    if (old->optimizers > 0)
+        return fsdp__fail(FSDP_INVALID_STATE,
+                          "%s.%s: an optimizer holds it; replace it before the optimizer is made",
+                          m->type, name);
+    FSDP_TRY(fsdp__module_name_params(m));
+    if (old->shard) FSDP_TRY(old->shard_ops->replace(old->shard, p));
+    if (!old->shard) {
+        p->t->st->owner = old->t->st->owner;
+        old->t->st->owner = NULL;
+        fsdp_tensor *t = old->t; /* p takes it along */
+        fsdp_dtype d = old->dtype;
+        old->t = p->t;
+        old->dtype = p->dtype;
+        p->t = t;
+        p->dtype = d;
+    }
+    old->init = p->init;
+    return fsdp_param_requires_grad_(old, p->requires_grad);
+}
+
+fsdp_status fsdp_module_set_param(fsdp_module *m, const char *name, fsdp_param *p)
+{
+    fsdp_status s = fsdp_error();
+    if (!m || !name || !p)
+        s = fsdp__fail_null("fsdp_module_set_param", "module, name or parameter");
+    if (s == FSDP_OK && p != fsdp_module_param(m, name)) s = set_param(m, name, p);
+    fsdp_param_release(p);
+    return s;
+}
+
+/* ---- methods ---------------------------------------------------------------------- */
+
+fsdp__method_entry *fsdp__module_method(const fsdp_module *m, const char *name)
+{
+    for (int64_t i = 0; i < m->in->n_methods; i++)
+        if (!strcmp(m->in->methods[i].name, name)) return &m->in->methods[i];
+    return NULL;
+}
+
+fsdp_status fsdp_module_add_method(fsdp_module *m, const char *name, fsdp_method fn)
+{
+    if (!m || !name || !fn)
+        return fsdp__fail_null("fsdp_module_add_method", "module, name or function");
+    struct fsdp__module *in = m->in;
+    fsdp__method_entry *e = fsdp__module_method(m, name);
+    if (e) {
+        e->fn = fn;
+        return FSDP_OK;
+    }
+    FSDP_TRY(FSDP__GROW(in->methods, in->cap_methods, in->n_methods + 1, "methods"));
+    char *copy = fsdp__strdup(name);
+    if (!copy) return fsdp_error();
+    in->methods[in->n_methods++] = (fsdp__method_entry){.name = copy, .fn = fn};
+    return FSDP_OK;
 }
 
 /* ---- walking ---------------------------------------------------------------------- */

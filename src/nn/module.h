@@ -10,6 +10,13 @@
 #include "fsdp/nn.h"
 #include "tensor/tensor.h"
 
+/* What fsdp does for a parameter that is sharded; shard is the parameter's own pointer. */
+typedef struct fsdp__shard_ops {
+    /* only_ask: says whether it may, and changes nothing. */
+    fsdp_status (*to_dtype)(void *shard, fsdp_dtype t, bool only_ask);
+    fsdp_status (*replace)(void *shard, fsdp_param *by); /* `by` stands for it from here on */
+} fsdp__shard_ops;
+
 struct fsdp_param {
     int refs;
     fsdp_tensor *t;    /* registered now; own reference */
@@ -24,6 +31,7 @@ struct fsdp_param {
     int64_t n_old, cap_old;
     const char *unit;  /* the unit that shards it; NULL: none. Owned by the unit */
     void *shard;       /* fsdp's part; not owned */
+    const struct fsdp__shard_ops *shard_ops; /* with it */
     int optimizers;    /* that hold it */
     bool emptied;      /* fsdp_to_empty gave it memory while it was whole */
     int64_t listed_at; /* index in the last list of parameters that was made */
@@ -36,6 +44,15 @@ typedef struct fsdp__hook_entry {
     fsdp_forward_hook post;
     void *arg;
 } fsdp__hook_entry;
+
+/* A method besides forward. pre and post: what fully_shard runs around it, or NULL. */
+typedef struct fsdp__method_entry {
+    char *name;
+    fsdp_method fn;
+    fsdp_forward_pre_hook pre;
+    fsdp_forward_hook post;
+    void *arg;
+} fsdp__method_entry;
 
 struct fsdp__module {
     char *name;
@@ -50,8 +67,12 @@ struct fsdp__module {
     struct fsdp__buffer_entry {
         char *name;
         fsdp_tensor *t;
+        fsdp_buffer_rule rule;
+        uint32_t version; /* of t, when ranks last agreed on it */
     } * buffers;
     int64_t n_buffers, cap_buffers;
+    fsdp__method_entry *methods;
+    int64_t n_methods, cap_methods;
     fsdp__hook_entry *hooks;
     int64_t n_hooks, cap_hooks;
     int next_hook;
@@ -66,6 +87,8 @@ struct fsdp__module {
     void (*shard_free)(void *shard);
 };
 
+/* NULL: no such method. */
+fsdp__method_entry *fsdp__module_method(const fsdp_module *m, const char *name);
 bool fsdp__module_has_forward(const fsdp_module *m);
 /* Appends the dotted name of m below its root. */
 void fsdp__module_path(const fsdp_module *m, fsdp__str *out);

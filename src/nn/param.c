@@ -265,16 +265,16 @@ fsdp_status fsdp_module_to_dtype(fsdp_module *m, fsdp_dtype t)
                           fsdp_dtype_name(t));
     fsdp_param_list l;
     FSDP_TRY(fsdp_module_params(m, &l));
-    fsdp_status s = FSDP_OK;
+    fsdp_status s = fsdp__module_name_params(m);
+    for (int64_t i = 0; i < l.count && s == FSDP_OK; i++) /* all or none */
+        if (l.items[i].param->shard)
+            s = l.items[i].param->shard_ops->to_dtype(l.items[i].param->shard, t, true);
     for (int64_t i = 0; i < l.count && s == FSDP_OK; i++) {
         fsdp_param *p = l.items[i].param;
         if (p->dtype == t || !fsdp_dtype_is_floating(p->dtype)) continue;
         if (p->shard) {
-            s = fsdp__fail(FSDP_INVALID_STATE,
-                           "fsdp_module_to_dtype: %s is sharded already; call it before "
-                           "fsdp_fully_shard",
-                           l.items[i].name);
-            break;
+            if ((s = p->shard_ops->to_dtype(p->shard, t, false)) != FSDP_OK) break;
+            continue;
         }
         fsdp_tensor *old = p->t, *x = make_tensor(t, p->ndim, p->size, old->st->device);
         if (!x) {

@@ -212,7 +212,8 @@ FSDP_API fsdp_module *fsdp_layer_norm_create(int64_t dim, double eps);
 /* As torch.nn.BatchNorm1d and 2d on (N, dim) and (N, dim, ...): buffers
  * running_mean and running_var (f32 whatever the weights' dtype; 0 and 1 at
  * first) and num_batches_tracked (i64), moved by each forward in training and
- * read in evaluation. Their rules: MEAN, and BROADCAST for the number. PyTorch's defaults: eps 1e-5, momentum 0.1. */
+ * read in evaluation. Their rules: MEAN, and BROADCAST for the number.
+ * PyTorch's defaults: eps 1e-5, momentum 0.1. */
 FSDP_API fsdp_module *fsdp_batch_norm_create(int64_t dim, double eps,
                                              double momentum);
 FSDP_API fsdp_module *fsdp_dropout_create(double p);

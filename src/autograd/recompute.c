@@ -63,6 +63,7 @@ struct fsdp__frame {
     int n_in, n_out;
     slot *slots;
     int64_t n_slots, cap_slots, filled; /* filled: in this run */
+    int64_t last;                       /* slot that a recomputation stops at */
     kept_op *kept;
     int64_t n_kept, cap_kept, kept_at;
     int64_t ops; /* in this run */
@@ -346,7 +347,7 @@ static void *pack_again(void *arg, fsdp_tensor *t)
         slot *s = &f->slots[k];
         if (compare(s, k, g->saving, t) != FSDP_OK) return NULL;
         if (s->wanted) s->t = fsdp_retain(t);
-        if (k == last_wanted(f) && !f->o.no_early_stop) {
+        if (k == f->last && !f->o.no_early_stop) {
             fsdp__error_stop();
             return NULL;
         }
@@ -412,6 +413,7 @@ static fsdp_status call_again(fsdp__frame *f, fsdp__grad_state *g, fsdp_tensor *
     FSDP_TRY(fsdp_saved_hooks_push(&hooks));
     f->mode = REPLAYS;
     f->filled = f->ops = f->kept_at = 0;
+    f->last = last_wanted(f);
     f->tape.plays = true;
     f->tape.at = 0;
     f->tape.outer = before.tape;

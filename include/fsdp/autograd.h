@@ -99,7 +99,8 @@ typedef struct fsdp_checkpoint_report {
     int64_t kept_bytes;  /* outputs that the policy kept, which it holds */
     int64_t saved_bytes; /* what backward needs: held without a checkpoint */
     int64_t ops;         /* that were run again, or whose outputs were kept */
-    int64_t peak_before; /* peak of activations when its recomputation began */
+    /* Peak of activations when its recomputation began and when it ended. */
+    int64_t peak_before, peak_after;
     double flops;        /* of all forwards, as fsdp_checkpoint_op's */
     double recomputed_flops;
 } fsdp_checkpoint_report;

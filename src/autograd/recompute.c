@@ -394,6 +394,9 @@ static fsdp_status report(fsdp__frame *f, fsdp_tensor *const *in)
     if (!t) return fsdp_error();
     for (int64_t i = 0; i < f->n_slots; i++)
         t[i] = f->slots[i].t;
+    fsdp_memory_stats m;
+    fsdp_memory_get(&m);
+    f->o.report->peak_after = m.peak[FSDP_ACTIVATIONS];
     f->o.report->recomputations++;
     f->o.report->ops = f->ops;
     f->o.report->saved_bytes = distinct_bytes(t, f->n_slots);

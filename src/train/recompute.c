@@ -4,16 +4,19 @@
  * A budget is met by measuring. The first microbatch runs with all blocks recomputed, and its
  * reports give, by the accounts of memory:
  *
- *     A    the peak of activations from the end of forward to the first recomputation: all blocks
- *          are done and their inputs held
- *     P    the peak of the whole microbatch
+ *     A    the peak of activations until the first recomputation, the part of it behind the forward
+ *          alone: all blocks are done and their inputs held
+ *     B    the peak of the backward
  *     S(j) what backward of block j needs, I(j) its input, and each op's output and cost
  *
- * Without checkpoints at least A + sum(S - I) is alive where A was measured: `none`. With outputs
- * of K bytes kept, at most P + K is ever alive, since nothing else is held longer. So P + K <=
- * budget x none keeps the promise whatever else happens, and K is filled by what saves most per
- * byte: whole blocks that are not recomputed (K = S - I), then single ops. Numbers do not depend on
- * the choice, so ranks need not agree on it; they measure the same all the same.
+ * Without checkpoints at least A + sum(S - I) is alive where A was measured: `none`; and where the
+ * last block's own backward peaks, that peak and the sum over the others. Where outputs
+ * of K(j) bytes are kept, and K(j) = S(j) - I(j) for a block that is not recomputed, at most
+ * A + sum(K) is alive until backward enters the last block, and from there B + sum(K), less the
+ * last block's K if it is not recomputed: its S is part of B already. Both at most budget x none
+ * keep the promise whatever else happens. What saves most per byte is kept: whole blocks, the last
+ * ones, then single ops. Numbers do not depend on the choice, so ranks need not agree on it; they
+ * measure the same all the same.
  */
 #include "train/recompute.h"
 
@@ -236,39 +239,70 @@ static double fill(fsdp__train_recompute *r, int64_t whole, int64_t room, bool m
     return saved;
 }
 
-static fsdp_status plan(fsdp__train_recompute *r, int64_t peak)
+/* What the first microbatch measured. */
+typedef struct peaks {
+    int64_t until, after; /* the first recomputation */
+    int64_t last;         /* held by the last block when it is not recomputed, beside its input */
+} peaks;
+
+static int64_t larger(int64_t a, int64_t b)
 {
-    int64_t extra = 0, before = INT64_MAX;
+    return a > b ? a : b;
+}
+
+/* The peak of a plan that keeps `used` bytes, the last `whole` blocks among them. */
+static int64_t peak_of(const peaks *p, int64_t whole, int64_t used)
+{
+    return larger(p->until + used, p->after + used - (whole > 0 ? p->last : 0));
+}
+
+/* Sets the peaks of all blocks and of none recomputed. */
+static peaks measure(fsdp__train_recompute *r, int64_t backward)
+{
+    const fsdp__block_plan *last = NULL, *before_last = NULL; /* of those that are recomputed */
+    int64_t extra = 0;
     for (int64_t i = 0; i < r->n_blocks; i++) {
-        const fsdp_checkpoint_report *p = &r->blocks[i].report;
-        if (p->recomputations == 0) continue; /* nothing in it learns */
+        if (r->blocks[i].report.recomputations == 0) continue; /* nothing in it learns */
         extra += block_extra(&r->blocks[i]);
-        if (p->peak_before < before) before = p->peak_before;
+        before_last = last;
+        last = &r->blocks[i];
     }
-    if (peak < r->peak_full) peak = r->peak_full;
-    r->peak_full = peak;
-    r->peak_none = (before < INT64_MAX ? before : peak) + extra;
-    int64_t limit = (int64_t)(r->budget * (double)r->peak_none), room = limit - peak, used = 0;
-    r->peak_planned = peak;
-    if (room < 0) {
-        if ((double)peak <= 1.05 * r->budget * (double)r->peak_none) return FSDP_OK;
-        return fsdp__fail(
-            FSDP_INVALID_CONFIG,
-            "activation_checkpoint.memory_budget is %g: with all blocks recomputed "
-            "activations peak at %.1f %% of the %lld bytes without; raise it to %.2f, "
-            "or use a smaller training.local_batch_size with mode full",
-            r->budget, 100.0 * (double)peak / (double)r->peak_none, (long long)r->peak_none,
-            (double)peak / (double)r->peak_none + 0.005);
-    }
+    int64_t first = last ? last->report.peak_before : backward;
+    peaks p = {larger(r->peak_full, first), backward, last ? block_extra(last) : 0};
+    r->peak_full = larger(p.until, p.after);
+    r->peak_none = first + extra;
+    if (before_last && before_last->report.peak_before > last->report.peak_after)
+        r->peak_none = larger(r->peak_none, before_last->report.peak_before + extra - p.last);
+    return p;
+}
+
+static fsdp_status impossible(const fsdp__train_recompute *r)
+{
+    double least = (double)r->peak_full / (double)r->peak_none;
+    return fsdp__fail(FSDP_INVALID_CONFIG,
+                      "activation_checkpoint.memory_budget is %g: with all blocks recomputed "
+                      "activations peak at %.1f %% of the %lld bytes without; raise it to %.2f, or "
+                      "use a smaller training.local_batch_size with mode full",
+                      r->budget, 100.0 * least, (long long)r->peak_none, least + 0.005);
+}
+
+/* backward: the peak of activations in it. */
+static fsdp_status plan(fsdp__train_recompute *r, int64_t backward)
+{
+    peaks p = measure(r, backward);
+    int64_t limit = (int64_t)(r->budget * (double)r->peak_none), whole = -1, used = 0;
     double best = -1.0;
-    int64_t whole = 0;
     for (int64_t n = 0; n <= r->n_blocks; n++) {
-        double saved = fill(r, n, room, false, &used);
+        double saved = fill(r, n, limit - peak_of(&p, n, 0), false, &used);
         if (fsdp_error()) return fsdp_error();
         if (saved > best) best = saved, whole = n;
     }
-    (void)fill(r, whole, room, true, &used);
-    r->peak_planned = peak + used;
+    r->peak_planned = r->peak_full;
+    if (whole < 0)
+        return (double)r->peak_full <= 1.05 * r->budget * (double)r->peak_none ? FSDP_OK
+                                                                               : impossible(r);
+    (void)fill(r, whole, limit - peak_of(&p, whole, 0), true, &used);
+    r->peak_planned = peak_of(&p, whole, used);
     return fsdp_error();
 }
 

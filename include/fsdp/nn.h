@@ -135,6 +135,12 @@ FSDP_API fsdp_param *fsdp_module_add_param(fsdp_module *m, const char *name,
 /* The tensor registered now: sharded outside computation, whole inside.
  * Borrowed; NULL gives NULL. */
 FSDP_API fsdp_tensor *fsdp_param_tensor(const fsdp_param *p);
+/* What a state dict holds of p, whatever is registered now: its shard, a
+ * DTensor over live memory that keeps the gradient and the optimizer's state;
+ * the tensor itself where p is not sharded. The list of named parameters with
+ * these is the state dict; a load writes into them (fsdp_copy_, rows of this
+ * rank) and calls fsdp_mark_changed. Borrowed; NULL gives NULL. */
+FSDP_API fsdp_tensor *fsdp_param_shard(const fsdp_param *p);
 FSDP_API fsdp_param *fsdp_module_param(const fsdp_module *m, const char *name);
 FSDP_API fsdp_status fsdp_param_requires_grad_(fsdp_param *p, int on);
 FSDP_API int fsdp_param_requires_grad(const fsdp_param *p);

@@ -103,6 +103,11 @@ fsdp_tensor *fsdp__param_kept(const fsdp_param *p)
     return p->kept ? p->kept : p->t;
 }
 
+fsdp_tensor *fsdp_param_shard(const fsdp_param *p)
+{
+    return p ? fsdp__param_kept(p) : NULL;
+}
+
 /* ---- a loss that is scaled ------------------------------------------------------------- */
 
 fsdp_status fsdp__loss_scaled_set(bool on)

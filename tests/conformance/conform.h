@@ -38,7 +38,7 @@ static atomic_long conf_checks; /* of the row that runs */
         if (fsdp_error()) return fsdp_error();                                                     \
     } while (0)
 
-/* ---- ranks ----------------------------------------------------------------------------- */
+/* ---- ranks -------------------------------------------------------------------------- */
 
 typedef fsdp_status (*conf_rank_fn)(void *arg);
 
@@ -159,7 +159,7 @@ static inline fsdp_status conf_error(fsdp_status code, const char *words)
                               fsdp_status_name(s), text, fsdp_status_name(code), words);
 }
 
-/* ---- rows ------------------------------------------------------------------------------ */
+/* ---- rows --------------------------------------------------------------------------- */
 
 typedef struct conf_test {
     const char *name;

@@ -14,7 +14,7 @@
 
 #include "conform.h"
 
-/* ---- MLP -------------------------------------------------------------------------------- */
+/* ---- MLP ---------------------------------------------------------------------------- */
 
 typedef struct conf_mlp {
     fsdp_module base;
@@ -49,7 +49,7 @@ static inline fsdp_module *conf_mlps_create(int n, int64_t dim)
     return s;
 }
 
-/* ---- transformer ------------------------------------------------------------------------ */
+/* ---- transformer -------------------------------------------------------------------- */
 
 enum { CONF_VOCAB = 16, CONF_DIM = 8, CONF_HEADS = 2, CONF_SEQ = 6, CONF_LAYERS_MAX = 8 };
 
@@ -150,7 +150,7 @@ static inline conf_lm *conf_lm_create(int blocks, int tied)
     return m;
 }
 
-/* ---- inputs ----------------------------------------------------------------------------- */
+/* ---- inputs ------------------------------------------------------------------------- */
 
 /* (rows, dim) of this rank and step. */
 static inline fsdp_tensor *conf_input(int64_t rows, int64_t dim, int step)
@@ -177,7 +177,7 @@ static inline fsdp_tensor *conf_loss(fsdp_tensor *y)
     return fsdp_mean(fsdp_mul(y, y));
 }
 
-/* ---- gradients and weights by hand --------------------------------------------------------- */
+/* ---- gradients and weights by hand -------------------------------------------------- */
 
 /* Calls fn for each parameter below m; stops at the first that fails. */
 static inline fsdp_status conf_each_param(fsdp_module *m,
@@ -288,7 +288,7 @@ static inline double conf_distance(const conf_numbers *a, const conf_numbers *b)
     return most == 0 ? 0 : most / scale;
 }
 
-/* ---- parity ------------------------------------------------------------------------------- */
+/* ---- parity ------------------------------------------------------------------------- */
 
 enum { CONF_STEPS = 10 };
 
@@ -375,7 +375,7 @@ static inline fsdp_status conf_parity_rank(void *arg)
     return FSDP_OK;
 }
 
-/* ---- values of reshard_after_forward ------------------------------------------------------------ */
+/* ---- values of reshard_after_forward ------------------------------------------------ */
 
 enum { CONF_POLICIES = 4 };
 
@@ -389,7 +389,18 @@ static inline fsdp_shard_options conf_policy(fsdp_shard_options o, int which, in
     return o;
 }
 
-/* ---- ways to shard ------------------------------------------------------------------------- */
+/* Host memory, not pinned and pinned, and a file of the working folder. */
+enum { CONF_OFFLOADS = 3 };
+
+static inline fsdp_offload_policy conf_offload(int which)
+{
+    fsdp_offload_policy o = {.kind = which == 2 ? FSDP_OFFLOAD_FILE : FSDP_OFFLOAD_CPU,
+                             .pin_memory = which == 1};
+    if (which == 2) o.folder = ".";
+    return o;
+}
+
+/* ---- ways to shard ------------------------------------------------------------------ */
 
 /* One unit. */
 static inline fsdp_status conf_shard_whole(const conf_parity *p, fsdp_module *m)
@@ -440,7 +451,7 @@ static inline int64_t conf_calls(fsdp_lane lane, fsdp_collective c)
     return fsdp_comm_count_total(lane, c).calls;
 }
 
-/* ---- events --------------------------------------------------------------------------------- */
+/* ---- events ------------------------------------------------------------------------- */
 
 enum { CONF_LOG = 4096 };
 

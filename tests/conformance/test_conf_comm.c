@@ -7,8 +7,7 @@
 static const int worlds[] = {1, 2, 4};
 enum { WORLDS = sizeof worlds / sizeof *worlds };
 
-/* ---- a module of bare parameters --------------------------------------------------------------
- */
+/* ---- a module of bare parameters ---------------------------------------------------- */
 
 static const int64_t bag_sizes[][2] = {{17, 257}, {17, 0}, {64, 32}, {64, 0},
                                        {64, 64},  {51, 8}, {25, 0},  {1, 297}};
@@ -65,8 +64,7 @@ static fsdp_param *bag_param(fsdp_module *m, int i)
     return fsdp_module_param(m, name);
 }
 
-/* ---- CollectiveOps ------------------------------------------------------------------------------
- */
+/* ---- CollectiveOps ------------------------------------------------------------------ */
 
 typedef struct way {
     int private_gather, largest, replicas, parts; /* parts: reshard_ranks 2, where it divides */
@@ -209,8 +207,7 @@ static void test_reduce_scatter_fp16(void)
         }
 }
 
-/* ---- ChunkCatMixedDtype
- * -------------------------------------------------------------------------- */
+/* ---- ChunkCatMixedDtype ------------------------------------------------------------- */
 
 enum { PIECES = 6 };
 
@@ -290,8 +287,7 @@ static void test_numerics(void)
         conf_processes(ranks[i], pieces_rank, NULL);
 }
 
-/* ---- Communication
- * ------------------------------------------------------------------------------- */
+/* ---- Communication ------------------------------------------------------------------ */
 
 enum { BLOCKS = 3 };
 
@@ -386,8 +382,7 @@ static void test_set_reshard_after_forward(void)
         }
 }
 
-/* ---- divide factor
- * ------------------------------------------------------------------------------- */
+/* ---- divide factor ------------------------------------------------------------------ */
 
 typedef struct divide {
     int replicas; /* 0: a flat mesh */
@@ -471,8 +466,7 @@ static void test_set_reduce_scatter_divide_factor(void)
             }
 }
 
-/* ---- order of events
- * ------------------------------------------------------------------------------ */
+/* ---- order of events ---------------------------------------------------------------- */
 
 typedef struct order {
     int prefetch, forwards, ahead;
@@ -623,8 +617,7 @@ static void test_fully_shard_backward_prefetch(void)
             conf_ranks(worlds[i], fork_rank, &prefetch);
 }
 
-/* ---- Unshard ------------------------------------------------------------------------------------
- */
+/* ---- Unshard ------------------------------------------------------------------------ */
 
 /* Before any forward unshard gives the original values; reshard the shards. */
 static void test_unshard_without_lazy_init(void)
@@ -635,8 +628,7 @@ static void test_unshard_without_lazy_init(void)
     }
 }
 
-/* ---- ReduceOpWorldSize1
- * -------------------------------------------------------------------------- */
+/* ---- ReduceOpWorldSize1 ------------------------------------------------------------- */
 
 typedef struct alone {
     double factor;
@@ -694,8 +686,7 @@ static void test_size1_reduceop(void)
     conf_processes(1, alone_rank, &a);
 }
 
-/* ---- ForceSumReduction
- * --------------------------------------------------------------------------- */
+/* ---- ForceSumReduction -------------------------------------------------------------- */
 
 typedef struct force {
     int on, replicas;
@@ -755,8 +746,7 @@ static void test_fully_shard_force_sum_both_reductions(void)
     }
 }
 
-/* ---- how many reductions may be unfinished
- * ------------------------------------------------------------ */
+/* ---- how many reductions may be unfinished ------------------------------------------ */
 
 static fsdp_status shard_buffers(const conf_parity *p, fsdp_module *m)
 {

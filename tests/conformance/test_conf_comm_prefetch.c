@@ -12,8 +12,7 @@ enum { WORLDS = sizeof worlds / sizeof *worlds };
 static const fsdp_reshard_policy policies[] = {FSDP_RESHARD_AUTO, FSDP_RESHARD_ALWAYS,
                                                FSDP_RESHARD_NEVER};
 
-/* ---- lists
- * ------------------------------------------------------------------------------------------ */
+/* ---- lists -------------------------------------------------------------------------- */
 
 typedef struct lists {
     int forward, backward; /* modules in each layer's list; backward: from layer 1 or 2 up only */
@@ -102,8 +101,7 @@ static void test_set_modules_to_backward_prefetch(void)
         }
 }
 
-/* ---- inside recompute
- * --------------------------------------------------------------------------------- */
+/* ---- inside recompute --------------------------------------------------------------- */
 
 typedef struct nest {
     fsdp_module base;
@@ -200,8 +198,7 @@ static void test_set_modules_to_backward_prefetch_inside_ac(void)
         }
 }
 
-/* ---- units of several modules
- * --------------------------------------------------------------------------- */
+/* ---- units of several modules ------------------------------------------------------- */
 
 static fsdp_status groups_rank(void *arg)
 {
@@ -329,8 +326,7 @@ static void test_fully_shard_multi_module_unused_module(void)
         }
 }
 
-/* ---- gathered in vain
- * ------------------------------------------------------------------------------------ */
+/* ---- gathered in vain --------------------------------------------------------------- */
 
 static fsdp_module *mlps_create(const conf_parity *p)
 {
@@ -377,8 +373,7 @@ static void test_backward_misprefetch(void)
         }
 }
 
-/* ---- unshard by hand
- * ------------------------------------------------------------------------------------- */
+/* ---- unshard by hand ---------------------------------------------------------------- */
 
 typedef struct busy {
     fsdp_module base;

@@ -9,8 +9,7 @@
 static const int worlds[] = {1, 2, 4};
 enum { WORLDS = sizeof worlds / sizeof *worlds };
 
-/* ---- what travels
- * ------------------------------------------------------------------------------------ */
+/* ---- what travels ------------------------------------------------------------------- */
 
 /* Two inputs a parameter: the weight rounded to bf16, and what that left over. Exact. */
 static fsdp_status split(void *arg, fsdp_gather_info *i, fsdp_tensor *shard, fsdp_values *out)
@@ -33,7 +32,7 @@ static fsdp_status join(void *arg, fsdp_gather_info *i, const fsdp_values *gathe
 }
 
 typedef struct ext {
-    int replicas, meta;
+    int replicas, meta, offload;
 } ext;
 
 static fsdp_module *mlps_create(const conf_parity *p)
@@ -108,8 +107,7 @@ static void test_all_gather_extensions_end_to_end(void)
         }
 }
 
-/* ---- set late
- * ---------------------------------------------------------------------------------------- */
+/* ---- set late ----------------------------------------------------------------------- */
 
 static fsdp_status to_low(void *arg, fsdp_gather_info *i, fsdp_tensor *shard, fsdp_values *out)
 {
@@ -169,8 +167,7 @@ static void test_all_gather_extensions_monkey_patch(void)
         conf_processes(worlds[i], late_rank, NULL);
 }
 
-/* ---- what callbacks are told
- * ----------------------------------------------------------------------------- */
+/* ---- what callbacks are told -------------------------------------------------------- */
 
 typedef struct told {
     int64_t rows; /* of the parameter, along the dim that is cut */
@@ -271,9 +268,7 @@ static void test_extension_can_decline_and_must_preserve_metadata(void)
     conf_ranks(1, declined_rank, NULL);
 }
 
-/* ---- hybrids
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- hybrids ------------------------------------------------------------------------ */
 
 static void be_late(void *arg, fsdp_lane lane, fsdp_collective c, const char *label)
 {
@@ -347,8 +342,47 @@ static void test_hsdp_train_parity_multi_group_unshard_async_op(void)
     hybrids(conf_parity_rank, handles_loss);
 }
 
-/* ---- hooks on reduced gradients
- * -------------------------------------------------------------------------------- */
+static fsdp_status offload_shard(const conf_parity *p, fsdp_module *m)
+{
+    const ext *e = p->arg;
+    conf_parity q = *p;
+    if (e->replicas) q.options.mesh = conf_hybrid_mesh(e->replicas);
+    q.options.offload = conf_offload(e->offload);
+    return conf_shard_children(&q, m);
+}
+
+/* Hybrids whose shards lie in host memory or in a file. */
+static void test_hsdp_train_parity_cpu_offload_eager(void)
+{
+    for (int k = 0; k < 2 * CONF_OFFLOADS; k++) {
+        ext e = {.replicas = 2, .offload = k / 2};
+        conf_parity p = {.make = mlps_create,
+                         .shard = offload_shard,
+                         .arg = &e,
+                         .dim = 5,
+                         .bound = 1e-6,
+                         .options = conf_policy(fsdp_shard_defaults(NULL), k % 2, 2)};
+        conf_processes(k % 2 ? 4 : 2, conf_parity_rank, &p);
+    }
+}
+
+/* The same without replicas, to the bit. */
+static void test_train_parity_multi_group_cpu_offload_eager(void)
+{
+    for (int i = 0; i < WORLDS; i++)
+        for (int k = 0; k < CONF_POLICIES * CONF_OFFLOADS; k++) {
+            ext e = {.offload = k / CONF_POLICIES};
+            conf_parity p = {
+                .make = mlps_create,
+                .shard = offload_shard,
+                .arg = &e,
+                .dim = 5,
+                .options = conf_policy(fsdp_shard_defaults(NULL), k % CONF_POLICIES, worlds[i])};
+            conf_ranks(worlds[i], conf_parity_rank, &p);
+        }
+}
+
+/* ---- hooks on reduced gradients ----------------------------------------------------- */
 
 typedef struct over {
     fsdp_group *g;
@@ -479,8 +513,7 @@ static void test_custom_hook_custom_stream(void)
     }
 }
 
-/* ---- memory of the group, and collectives of the user's
- * ----------------------------------------------------------- */
+/* ---- memory of the group, and collectives of the user's ----------------------------- */
 
 static fsdp_status plain_gather(void *arg, fsdp_tensor *output, fsdp_tensor *input, fsdp_group *g,
                                 fsdp_work **work)
@@ -533,6 +566,8 @@ int main(int argc, char **argv)
         CONF_TEST(test_all_gather_extension_hsdp_mesh),
         CONF_TEST(test_hsdp_train_parity_multi_group),
         CONF_TEST(test_hsdp_train_parity_multi_group_unshard_async_op),
+        CONF_TEST(test_hsdp_train_parity_cpu_offload_eager),
+        CONF_TEST_OF(training, test_train_parity_multi_group_cpu_offload_eager),
         CONF_TEST_OF(unsharded_views, test_extension_can_decline_and_must_preserve_metadata),
         CONF_TEST_OF(init, test_custom_hsdp_all_reduce_hook),
         CONF_TEST_OF(init, test_custom_hook_custom_stream),

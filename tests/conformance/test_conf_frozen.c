@@ -24,8 +24,7 @@ static fsdp_status freeze(fsdp_module *m, int on)
     return conf_each_param(m, freeze_all, &on);
 }
 
-/* ---- per unit
- * -------------------------------------------------------------------------------------- */
+/* ---- per unit ----------------------------------------------------------------------- */
 
 enum { LAYERS = 4, WIDTH = 5 };
 
@@ -145,8 +144,7 @@ static void test_train_mixed_requires_grad_per_group(void)
             }
 }
 
-/* ---- across units
- * ------------------------------------------------------------------------------------ */
+/* ---- across units ------------------------------------------------------------------- */
 
 static fsdp_module *many_create(const conf_parity *p)
 {
@@ -185,8 +183,7 @@ static void test_train_mixed_requires_grad_across_groups(void)
         }
 }
 
-/* ---- again and again
- * ---------------------------------------------------------------------------------- */
+/* ---- again and again ---------------------------------------------------------------- */
 
 typedef struct again {
     fsdp_module base;

@@ -24,8 +24,7 @@ static fsdp_status holds(fsdp_module *m, const char *const *names, int n)
     return FSDP_OK;
 }
 
-/* ---- MeshArg ------------------------------------------------------------------------------------
- */
+/* ---- MeshArg ------------------------------------------------------------------------ */
 
 static fsdp_status three_axes_rank(void *arg)
 {
@@ -66,8 +65,7 @@ static void test_2d_mesh_without_mesh_dim_names(void)
     conf_ranks(1, nameless_rank, NULL);
 }
 
-/* ---- ManagedModulesAndStates
- * --------------------------------------------------------------------- */
+/* ---- ManagedModulesAndStates -------------------------------------------------------- */
 
 #define MLP_NAMES(p) p "in_proj.weight", p "in_proj.bias", p "out_proj.weight", p "out_proj.bias"
 
@@ -224,8 +222,7 @@ static void test_managed_modules_duplicate(void)
     conf_ranks(1, twice_added_rank, NULL);
 }
 
-/* ---- ShardedParameterTensor
- * ---------------------------------------------------------------------- */
+/* ---- ShardedParameterTensor --------------------------------------------------------- */
 
 /* How a parameter lies on this rank when dim is cut. */
 static fsdp_status lies(fsdp_param *p, int dim)
@@ -360,8 +357,7 @@ static void test_raise_noncontiguous_parameter(void)
         conf_ranks(worlds[i], strides_rank, NULL);
 }
 
-/* ---- LazyInit
- * ------------------------------------------------------------------------------------- */
+/* ---- LazyInit ----------------------------------------------------------------------- */
 
 static fsdp_status names_rank(void *arg)
 {
@@ -425,8 +421,7 @@ static void test_fully_shard_double_lazy_init(void)
     conf_ranks(1, child_first_rank, NULL);
 }
 
-/* ---- MetaDeviceInit
- * ------------------------------------------------------------------------------- */
+/* ---- MetaDeviceInit ----------------------------------------------------------------- */
 
 static fsdp_module *on_meta_create(const conf_parity *p)
 {
@@ -537,8 +532,7 @@ static void test_rank0_broadcast_meta_device_init(void)
         }
 }
 
-/* ---- ProcessGroupInit
- * ------------------------------------------------------------------------------ */
+/* ---- ProcessGroupInit --------------------------------------------------------------- */
 
 static fsdp_status shard_on_slice(const conf_parity *p, fsdp_module *m)
 {
@@ -587,8 +581,7 @@ static void test_2d_process_group_init(void)
     }
 }
 
-/* ---- HSDPBroadcast
- * -------------------------------------------------------------------------------- */
+/* ---- HSDPBroadcast ------------------------------------------------------------------ */
 
 static fsdp_status replica_one(fsdp_named_param *p, void *arg)
 {
@@ -632,8 +625,7 @@ static void test_hsdp_broadcast_across_replicas(void)
     conf_ranks(8, replicas_rank, NULL);
 }
 
-/* ---- ShardPlacementFn
- * ------------------------------------------------------------------------------ */
+/* ---- ShardPlacementFn --------------------------------------------------------------- */
 
 static int last_dim(void *arg, const char *name, const fsdp_param *p)
 {
@@ -729,8 +721,7 @@ static void test_invalid_shard_dim(void)
     conf_ranks(1, no_dim_rank, NULL);
 }
 
-/* ---- MixedDtypeParam
- * ------------------------------------------------------------------------------- */
+/* ---- MixedDtypeParam ---------------------------------------------------------------- */
 
 static fsdp_tensor *scaled_mlp_forward(fsdp_module *self, fsdp_tensor *x)
 {

@@ -9,8 +9,7 @@
 static const int worlds[] = {1, 2, 4};
 enum { WORLDS = sizeof worlds / sizeof *worlds };
 
-/* ---- a reference in low precision, with a step in fp32
- * --------------------------------------------- */
+/* ---- a reference in low precision, with a step in fp32 ------------------------------ */
 
 typedef struct low {
     fsdp_dtype param, reduce; /* NONE: as fsdp_mixed_precision_policy has it */
@@ -209,8 +208,7 @@ static void test_grad_acc_with_reduce_dtype(void)
     low_all(cases, 1, 1);
 }
 
-/* ---- frozen at first
- * -------------------------------------------------------------------------------- */
+/* ---- frozen at first ---------------------------------------------------------------- */
 
 static fsdp_status train_one(fsdp_named_param *p, void *arg)
 {
@@ -256,8 +254,7 @@ static void test_reduce_dtype_after_frozen_first_forward(void)
         conf_ranks(worlds[i], frozen_first_rank, NULL);
 }
 
-/* ---- which dtypes modules see
- * ------------------------------------------------------------------------- */
+/* ---- which dtypes modules see ------------------------------------------------------- */
 
 enum { SEEN = 16 };
 
@@ -402,8 +399,7 @@ static void test_submodules_with_external_inputs(void)
         }
 }
 
-/* ---- several values
- * ------------------------------------------------------------------------------------ */
+/* ---- several values ----------------------------------------------------------------- */
 
 typedef struct many {
     fsdp_module base;
@@ -469,8 +465,7 @@ static void test_structured_input_output(void)
             conf_ranks(worlds[i], many_rank, &which);
 }
 
-/* ---- recompute
- * ------------------------------------------------------------------------------------------ */
+/* ---- recompute ---------------------------------------------------------------------- */
 
 static fsdp_status recompute_rank(void *arg)
 {
@@ -540,9 +535,7 @@ static void test_checkpoint_recompute_casts_outputs(void)
         conf_ranks(worlds[i], recompute_around_rank, NULL);
 }
 
-/* ---- norms
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- norms -------------------------------------------------------------------------- */
 
 static fsdp_status norms_rank(void *arg)
 {

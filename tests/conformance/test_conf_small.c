@@ -12,8 +12,7 @@ enum { WORLDS = sizeof worlds / sizeof *worlds };
 static const fsdp_reshard_policy policies[] = {FSDP_RESHARD_AUTO, FSDP_RESHARD_ALWAYS,
                                                FSDP_RESHARD_NEVER};
 
-/* ---- clip_grad_norm_
- * -------------------------------------------------------------------------------- */
+/* ---- clip_grad_norm_ ---------------------------------------------------------------- */
 
 typedef struct clip {
     double p, bound; /* of the norm, beside the plain one */
@@ -75,8 +74,7 @@ static void test_clip_grad_norm_1d(void)
         }
 }
 
-/* ---- autograd
- * ----------------------------------------------------------------------------------------- */
+/* ---- autograd ----------------------------------------------------------------------- */
 
 typedef struct outputs {
     fsdp_module base;
@@ -148,8 +146,7 @@ static void test_unused_forward_module(void)
     unused_cases(&yes);
 }
 
-/* ---- values of every kind
- * -------------------------------------------------------------------------------- */
+/* ---- values of every kind ----------------------------------------------------------- */
 
 typedef struct bundle {
     fsdp_module base;
@@ -216,9 +213,7 @@ static void test_nontensor_activations(void)
         }
 }
 
-/* ---- state
- * -------------------------------------------------------------------------------------------------
- */
+/* ---- state -------------------------------------------------------------------------- */
 
 static fsdp_status state_rank(void *arg)
 {
@@ -321,8 +316,7 @@ static void test_fully_shard_deepcopy(void)
     conf_ranks(1, copy_rank, NULL);
 }
 
-/* ---- one rank: the shard's own memory
- * ------------------------------------------------------------------------ */
+/* ---- one rank: the shard's own memory ----------------------------------------------- */
 
 static fsdp_status lent_rank(void *arg)
 {

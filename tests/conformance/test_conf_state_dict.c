@@ -16,7 +16,7 @@ enum { WORLDS = sizeof worlds / sizeof *worlds };
 
 typedef struct dict {
     int64_t dim;
-    int replicas, largest, policy;
+    int replicas, largest, policy, offload; /* offload: 1 + conf_offload's number */
     const char *folder;
 } dict;
 
@@ -24,6 +24,7 @@ static fsdp_shard_options dict_options(const dict *d)
 {
     fsdp_shard_options o = fsdp_shard_defaults(d->replicas ? conf_hybrid_mesh(d->replicas) : NULL);
     if (d->largest) o.placement_fn = conf_largest_dim;
+    if (d->offload) o.offload = conf_offload(d->offload - 1);
     return conf_policy(o, d->policy, fsdp_world_size());
 }
 
@@ -161,8 +162,7 @@ static void test_dp_state_dict_save_load(void)
         }
 }
 
-/* ---- a dict that was taken once
- * --------------------------------------------------------------------------- */
+/* ---- a dict that was taken once ----------------------------------------------------- */
 
 static fsdp_status cached_rank(void *arg)
 {
@@ -214,8 +214,7 @@ static void test_cached_state_dict(void)
         }
 }
 
-/* ---- loads that are not whole
- * -------------------------------------------------------------------------------- */
+/* ---- loads that are not whole ------------------------------------------------------- */
 
 /* The next parameter of a source takes its place. */
 typedef struct source {
@@ -272,18 +271,18 @@ static fsdp_status parts_rank(void *arg)
     return FSDP_OK;
 }
 
-/* Parameters can be given memory and values module by module; a forward before the last is refused
- * and names one that is left. */
+/* Parameters, offloaded or not, can be given memory and values module by module; a forward before
+ * the last is refused and names one that is left. */
 static void test_dp_state_dict_cpu_offload(void)
 {
-    for (int i = 0; i < WORLDS; i++) {
-        dict d = {.dim = 5};
-        conf_ranks(worlds[i], parts_rank, &d);
-    }
+    for (int i = 0; i < WORLDS; i++)
+        for (int k = 0; k <= CONF_OFFLOADS; k++) {
+            dict d = {.dim = 5, .offload = k};
+            conf_ranks(worlds[i], parts_rank, &d);
+        }
 }
 
-/* ---- the whole dict
- * -------------------------------------------------------------------------------------------- */
+/* ---- the whole dict ----------------------------------------------------------------- */
 
 static fsdp_status whole_rank(void *arg)
 {

@@ -13,7 +13,7 @@ enum { WORLDS = sizeof worlds / sizeof *worlds };
 static const fsdp_reshard_policy policies[] = {FSDP_RESHARD_AUTO, FSDP_RESHARD_ALWAYS,
                                                FSDP_RESHARD_NEVER};
 
-/* ---- delays ------------------------------------------------------------------------------- */
+/* ---- delays ------------------------------------------------------------------------- */
 
 /* Each rank is late at other places: before gathers, before reductions, at steps of the protocol.
  */
@@ -40,7 +40,7 @@ static void late(int on, int *counters)
     fsdp__comm_set_schedule(on ? be_late_within : NULL, counters + 1);
 }
 
-/* ---- ForwardInputs ------------------------------------------------------------------------ */
+/* ---- ForwardInputs ------------------------------------------------------------------ */
 
 typedef struct no_input {
     fsdp_module base;
@@ -93,7 +93,7 @@ static void test_root_no_forward_inputs(void)
         }
 }
 
-/* ---- 1DTrainingCore ----------------------------------------------------------------------- */
+/* ---- 1DTrainingCore ----------------------------------------------------------------- */
 
 typedef struct two_linears {
     fsdp_module base;
@@ -269,7 +269,7 @@ static void test_multi_forward_module(void)
         }
 }
 
-/* ---- after an error ------------------------------------------------------------------------ */
+/* ---- after an error ----------------------------------------------------------------- */
 
 /* In step 3 rank 0's (and with more ranks the last one's) forward fails in the second MLP. */
 static fsdp_tensor *failing_loss(const conf_parity *p, fsdp_module *m, int step)
@@ -300,7 +300,7 @@ static void test_reset_iter_state_after_exception(void)
         }
 }
 
-/* ---- ShardPlacementFn ---------------------------------------------------------------------- */
+/* ---- ShardPlacementFn --------------------------------------------------------------- */
 
 /* Each parameter along its largest dim, uneven as it comes: 5 steps of AdamW are those of the plain
  * model, to the bit, and so are the weights. */
@@ -359,7 +359,7 @@ static void test_shard_placement_fn_contiguous_params_grads(void)
         conf_ranks(worlds[i], contiguous_rank, NULL);
 }
 
-/* ---- SharedParams -------------------------------------------------------------------------- */
+/* ---- SharedParams ------------------------------------------------------------------- */
 
 static fsdp_status layer_by_layer_rank(void *arg)
 {
@@ -397,7 +397,7 @@ static void test_layer_by_layer_shard_no_false_positive(void)
         conf_ranks(worlds[i], layer_by_layer_rank, NULL);
 }
 
-/* ---- WorldSize1 ---------------------------------------------------------------------------- */
+/* ---- WorldSize1 --------------------------------------------------------------------- */
 
 static fsdp_status no_collective(const conf_parity *p, fsdp_module *m, int step)
 {

@@ -7,8 +7,7 @@
 static const int worlds[] = {1, 2, 4};
 enum { WORLDS = sizeof worlds / sizeof *worlds };
 
-/* ---- recompute
- * ---------------------------------------------------------------------------------------- */
+/* ---- recompute ---------------------------------------------------------------------- */
 
 typedef enum style { WRAPPED, SELECTIVE, FUNCTION, STYLES } style;
 typedef enum grouping { BLOCKS, MEMORY, TIED, GROUPINGS } grouping;
@@ -99,8 +98,7 @@ static void test_train_parity_with_activation_checkpointing(void)
         }
 }
 
-/* ---- a part of a list runs later, alone
- * ------------------------------------------------------------------ */
+/* ---- a part of a list runs later, alone --------------------------------------------- */
 
 enum { CHUNKS = 3 };
 
@@ -244,8 +242,7 @@ static void test_partial_group_reshard_toggle(void)
     partial_cases(1, 1);
 }
 
-/* ---- input casts of a list
- * ---------------------------------------------------------------------------------- */
+/* ---- input casts of a list ---------------------------------------------------------- */
 
 typedef struct seeing {
     fsdp_module base;
@@ -295,8 +292,7 @@ static void test_grouped_module_cast_forward_inputs(void)
             conf_ranks(worlds[i], cast_rank, &cast);
 }
 
-/* ---- two forwards
- * --------------------------------------------------------------------------------------------- */
+/* ---- two forwards ------------------------------------------------------------------- */
 
 typedef struct pairs {
     fsdp_module base;
@@ -400,9 +396,7 @@ static void test_double_partial_forward_then_backward(void)
         }
 }
 
-/* ---- shared weights
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- shared weights ----------------------------------------------------------------- */
 
 typedef struct shared {
     int units; /* 0: all in the root's unit, 1: a list of embedding and head, 2: two units */

@@ -9,8 +9,7 @@
 static const int worlds[] = {1, 2, 4};
 enum { WORLDS = sizeof worlds / sizeof *worlds };
 
-/* ---- RegisteredParams
- * ------------------------------------------------------------------------------ */
+/* ---- RegisteredParams --------------------------------------------------------------- */
 
 typedef struct reg {
     int policy, nested;
@@ -170,8 +169,7 @@ static void test_modules_to_run_forward_empty_for_single_module(void)
         conf_ranks(worlds[i], passes_rank, NULL);
 }
 
-/* ---- gathers by lists, by event, and before the peers
- * ----------------------------------------------------- */
+/* ---- gathers by lists, by event, and before the peers ------------------------------- */
 
 static fsdp_module *mlps8_create(const conf_parity *p)
 {
@@ -299,8 +297,7 @@ static void test_train_parity_multi_group_unshard_async_op(void)
         }
 }
 
-/* ---- GradientAccumulation
- * ---------------------------------------------------------------------------------- */
+/* ---- GradientAccumulation ----------------------------------------------------------- */
 
 enum { MICRO = 3, ACC_BLOCKS = 2, ACC_UNITS = ACC_BLOCKS + 1 };
 
@@ -455,8 +452,7 @@ static void test_1f1b_microbatching(void)
         }
 }
 
-/* ---- HSDPTraining
- * ------------------------------------------------------------------------------------------- */
+/* ---- HSDPTraining ------------------------------------------------------------------- */
 
 static fsdp_status hsdp_shard(const conf_parity *p, fsdp_module *m)
 {

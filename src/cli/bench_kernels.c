@@ -251,12 +251,13 @@ static fsdp_status sum_squares(void *arg)
 /* ---- what each cannot do without ------------------------------------------------------ */
 
 /* Arrays of n elements that are read or written: of dtype t, of f32. Vector
- * instructions for `lanes` elements: with f32 and with bf16 arrays. */
+ * instructions for `lanes` elements: with f32 arrays (AVX2 and plain, AVX-512),
+ * and with bf16 ones (the same two, and AVX-512 that rounds to bf16 itself). */
 typedef struct kernel {
     const char *name;
     fsdp_status (*run)(void *env);
     double of_t, of_f32;
-    double f32, bf16;
+    double f32[2], bf16[3];
     unsigned char with_f32; /* n is so that arrays of f32 fit */
     unsigned char kind;
     int dtypes; /* 1: f32 only, 2: bf16 only, 3: both */
@@ -264,35 +265,56 @@ typedef struct kernel {
 
 enum { ARRAYS, ATTENTION, HEAD_LOSS, SUM_TREE, EMBEDDING_BACKWARD };
 
-/* Widening bf16 is 2 instructions, rounding to it 10 (9 in convert); in loops over pairs of
- * vectors 1 and 5.5. exp of what is not positive is 18 (17 in the losses), the logistic function
- * 23 (19 where it ends as bf16). */
+/*
+ * In loops over pairs of vectors widening bf16 is 1 instruction, and rounding to it 5.5 (AVX-512
+ * 6.5, where the machine does it 1); elsewhere 2, and 10 (9; 1). The logistic function is 23 (19
+ * where it ends as bf16). Below zero exp is 14 (13 where it ends as bf16); of AVX-512 12 (11),
+ * which counts twice each of two instructions that start half as often as others: what is left of a
+ * floor, and scaling by a power of two.
+ */
 static const kernel kernels[] = {
     /* pass one: 1; pass two: 2. The weight's row stays in the first cache, as the row does. */
-    {"rms_norm", rms_norm, 2, 0, 3, 11.5, 0, ARRAYS, 3},
-    {"rms_norm backward", rms_norm_backward, 3, 0, 7, 22.5, 0, ARRAYS, 3},
-    {"swiglu", swiglu, 3, 0, 25, 28.5, 0, ARRAYS, 3},
-    {"swiglu backward", swiglu_backward, 5, 0, 30, 40, 0, ARRAYS, 3},
-    {"rotary", rotary, 2, 0, 3, 9.5, 0, ARRAYS, 3},
-    {"rotary backward", rotary_backward, 2, 0, 3.5, 9.5, 0, ARRAYS, 3},
-    {"residual add", residual_add, 3, 0, 1, 15, 0, ARRAYS, 3},
-    {"embedding", embedding, 2, 0, 0, 0, 1, ARRAYS, 3},
+    {"rms_norm", rms_norm, 2, 0, {3, 3}, {11.5, 12.5, 7}, 0, ARRAYS, 3},
+    {"rms_norm backward", rms_norm_backward, 3, 0, {7, 7}, {22.5, 21.5, 16}, 0, ARRAYS, 3},
+    {"swiglu", swiglu, 3, 0, {25, 25}, {28.5, 29.5, 24}, 0, ARRAYS, 3},
+    {"swiglu backward", swiglu_backward, 5, 0, {30, 30}, {40, 42, 31}, 0, ARRAYS, 3},
+    {"rotary", rotary, 2, 0, {3, 3}, {9.5, 11, 5.5}, 0, ARRAYS, 3},
+    {"rotary backward", rotary_backward, 2, 0, {3.5, 3.5}, {9.5, 11, 5.5}, 0, ARRAYS, 3},
+    {"residual add", residual_add, 3, 0, {1, 1}, {15, 14, 6}, 0, ARRAYS, 3},
+    {"embedding", embedding, 2, 0, {0, 0}, {0, 0, 0}, 1, ARRAYS, 3},
     /* dy once; every row of dw is zeroed, the chosen ones (1 - 1/e of them) read and written. */
-    {"embedding backward", embedding_backward, 1, 2.26, 2, 4, 1, EMBEDDING_BACKWARD, 3},
+    {"embedding backward",
+     embedding_backward,
+     1,
+     2.26,
+     {2, 2},
+     {4, 4, 4},
+     1,
+     EMBEDDING_BACKWARD,
+     3},
     /* maximum, difference, exp, sum */
-    {"cross entropy", cross_entropy, 1, 0, 20, 24, 0, ARRAYS, 3},
-    {"cross entropy backward", cross_entropy_backward, 2, 0, 19, 31, 0, ARRAYS, 3},
-    {"head + loss", head_loss, 0, 0, 20, 20, 0, HEAD_LOSS, 3},
-    {"head + loss backward", head_loss_backward, 0, 0, 19, 19, 0, HEAD_LOSS, 3},
+    {"cross entropy", cross_entropy, 1, 0, {17, 15}, {18, 16, 16}, 0, ARRAYS, 3},
+    /* difference, exp, factor */
+    {"cross entropy backward",
+     cross_entropy_backward,
+     2,
+     0,
+     {16, 14},
+     {21.5, 20.5, 15},
+     0,
+     ARRAYS,
+     3},
+    {"head + loss", head_loss, 0, 0, {17, 15}, {17, 15, 15}, 0, HEAD_LOSS, 3},
+    {"head + loss backward", head_loss_backward, 0, 0, {16, 14}, {16, 14, 14}, 0, HEAD_LOSS, 3},
     /* Products of the causal half: two, and five. */
-    {"attention", attention, 0, 0, 2, 2, 0, ATTENTION, 3},
-    {"attention backward", attention_backward, 0, 0, 5, 5, 0, ATTENTION, 3},
-    {"adamw", adamw, 0, 7, 15, 15, 1, ARRAYS, 1},
-    {"convert f32 to bf16", to_bf16, 0, 1.5, 9, 9, 1, ARRAYS, 2},
-    {"convert bf16 to f32", to_f32, 0, 1.5, 2, 2, 1, ARRAYS, 2},
-    {"sum of ranks' slices", sum_tree, 0, 1, 1, 5, 1, SUM_TREE, 3},
+    {"attention", attention, 0, 0, {2, 2}, {2, 2, 2}, 0, ATTENTION, 3},
+    {"attention backward", attention_backward, 0, 0, {5, 5}, {5, 5, 5}, 0, ATTENTION, 3},
+    {"adamw", adamw, 0, 7, {15, 15}, {15, 15, 15}, 1, ARRAYS, 1},
+    {"convert f32 to bf16", to_bf16, 0, 1.5, {9, 9}, {9, 9, 9}, 1, ARRAYS, 2},
+    {"convert bf16 to f32", to_f32, 0, 1.5, {2, 2}, {2, 2, 2}, 1, ARRAYS, 2},
+    {"sum of ranks' slices", sum_tree, 0, 1, {1, 1}, {5, 5, 5}, 1, SUM_TREE, 3},
     /* In f64: two halves, each widened, squared and added. */
-    {"sum of squares", sum_squares, 0, 1, 6, 6, 1, ARRAYS, 1},
+    {"sum of squares", sum_squares, 0, 1, {6, 6}, {6, 6, 6}, 1, ARRAYS, 1},
 };
 
 typedef struct floors {
@@ -303,7 +325,10 @@ typedef struct floors {
 static floors floors_of(const kernel *k, const env *e, int lanes)
 {
     bool bf = e->t == FSDP_BF16;
-    double n = (double)e->n, per = bf ? k->bf16 : k->f32, w = (double)fsdp_dtype_size(e->t);
+    int wide = fsdp__cpu_isa() >= FSDP__ISA_AVX512,
+        rounds = fsdp__cpu_isa() >= FSDP__ISA_AVX512_BF16;
+    double n = (double)e->n, per = bf ? k->bf16[wide + rounds] : k->f32[wide];
+    double w = (double)fsdp_dtype_size(e->t);
     floors f = {n * (k->of_t * w + k->of_f32 * 4.0), n / lanes * per, false};
     if (k->kind == ATTENTION) {
         f.bytes = 0;
@@ -401,8 +426,9 @@ static void fill(env *e)
 static fsdp_status start(env *e)
 {
     for (int b = 0; b < BUFFERS; b++) {
-        e->b[b] = fsdp__calloc(1, BYTES, "an array");
-        if (!e->b[b]) return fsdp_error();
+        e->b[b] = aligned_alloc(4096, BYTES); /* as tensors are: to a line, and some to a page */
+        if (!e->b[b]) return fsdp__fail_memory("an array", BYTES);
+        memset(e->b[b], 0, BYTES);
     }
     e->ids = fsdp__calloc(BYTES / 2 / C, sizeof *e->ids, "ids");
     e->targets = fsdp__calloc(BYTES / 2 / C, sizeof *e->targets, "targets");

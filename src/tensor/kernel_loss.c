@@ -23,12 +23,11 @@
 #include "base/error.h"
 #include "base/thread.h"
 #include "tensor/kernel_gemm_internal.h"
-#include "tensor/kernel_loss_internal.h"
 #include "tensor/kernel_scratch.h"
-#include "tensor/kernels.h"
+#include "tensor/kernel_set.h"
 
 enum {
-    CHUNK = 1024,        /* elements widened at once, and summed in f32 */
+    CHUNK = 1024,        /* elements of f16 widened at once */
     ROWS_PART = 8,       /* rows of one part of a parallel loop */
     HEAD_ROWS = 512,     /* rows of a tile of logits, unless V is small */
     HEAD_COLUMNS = 2048, /* its columns */
@@ -61,31 +60,25 @@ static fsdp_status check_targets(const char *what, const int64_t *target, int64_
 
 /* ---- pieces of one row, in the row's dtype ------------------------------------- */
 
-/* Takes n elements of x into *s. */
-static void row_sum(const fsdp__loss_loops *loops, const void *x, fsdp_dtype t, int64_t n,
-                    fsdp__row_sum *s)
+/* f16 has no fast loops of its own: it is widened by the chunk. */
+static const fsdp__kernel_set *loops_for(fsdp_dtype t, fsdp_dtype dt)
 {
-    if (t == FSDP_F64) {
-        const double *d = x;
-        double max = s->max, total = 0;
-        for (int64_t i = 0; i < n; i++)
-            max = d[i] > max ? d[i] : max;
-        double base = max == -INFINITY ? 0 : max;
-        for (int64_t i = 0; i < n; i++)
-            total += exp(d[i] - base);
-        s->sum = (s->max == -INFINITY ? 0 : s->sum * exp(s->max - max)) + total;
-        s->max = max;
+    return fsdp__kernel_set_for(t == FSDP_F16 ? FSDP_F32 : t, dt == FSDP_F16 ? FSDP_F32 : dt);
+}
+
+/* Takes n elements of x into *s. */
+static void row_sum(const void *x, fsdp_dtype t, int64_t n, fsdp__row_sum *s)
+{
+    const fsdp__kernel_set *loops = loops_for(t, t);
+    float wide[CHUNK];
+    if (t != FSDP_F16) {
+        loops->loss_sum(n, x, t, s);
         return;
     }
-    float wide[CHUNK];
     for (int64_t i = 0; i < n; i += CHUNK) {
         int64_t m = min64(CHUNK, n - i);
-        const float *p = (const float *)x + i;
-        if (t != FSDP_F32) {
-            fsdp__convert(wide, FSDP_F32, offset(x, t, i), t, (size_t)m);
-            p = wide;
-        }
-        loops->sum(p, m, s);
+        fsdp__convert(wide, FSDP_F32, offset(x, t, i), t, (size_t)m);
+        loops->loss_sum(m, wide, FSDP_F32, s);
     }
 }
 
@@ -103,55 +96,31 @@ static double load_one(const void *x, fsdp_dtype t, int64_t i)
     }
 }
 
-/* n f32 numbers into, or added to, y of dtype dt; g is scratch as well. */
-static void store_f32(const fsdp__loss_loops *loops, float *g, int64_t n, void *y, fsdp_dtype dt,
-                      int add)
+/* n f32 numbers into, or added to, y of dtype dt. */
+static void store_f32(const float *g, int64_t n, void *y, fsdp_dtype dt, int add)
 {
-    float old[CHUNK];
-    if (!add) {
+    if (add)
+        fsdp__kernel_set_for(FSDP_F32, dt)->copy(n, g, FSDP_F32, y, dt, 1);
+    else
         fsdp__convert(y, dt, g, FSDP_F32, (size_t)n);
-    } else if (dt == FSDP_F32) {
-        loops->add(g, n, y);
-    } else if (dt == FSDP_F64) {
-        for (int64_t i = 0; i < n; i++)
-            ((double *)y)[i] += (double)g[i];
-    } else {
-        for (int64_t i = 0; i < n; i += CHUNK) {
-            int64_t m = min64(CHUNK, n - i);
-            fsdp__convert(old, FSDP_F32, offset(y, dt, i), dt, (size_t)m);
-            loops->add(old, m, g + i);
-            fsdp__convert(offset(y, dt, i), dt, g + i, FSDP_F32, (size_t)m);
-        }
-    }
 }
 
 /* y (+)= scale * (softmax - onehot) for n elements x of a row whose target is
  * at `target` among them (or outside). */
-static void row_gradient(const fsdp__loss_loops *loops, const void *x, fsdp_dtype t, int64_t n,
-                         double lse, double scale, int64_t target, void *y, fsdp_dtype dt, int add)
+static void row_gradient(const void *x, fsdp_dtype t, int64_t n, double lse, double scale,
+                         int64_t target, void *y, fsdp_dtype dt, int add)
 {
-    if (t == FSDP_F64) {
-        const double *d = x;
-        double *g = y;
-        for (int64_t i = 0; i < n; i++) {
-            double p = scale * exp(d[i] - lse) - (i == target ? scale : 0);
-            g[i] = add ? g[i] + p : p;
-        }
+    const fsdp__kernel_set *loops = loops_for(t, dt);
+    float wide[CHUNK];
+    if (t != FSDP_F16 && dt != FSDP_F16) {
+        loops->loss_gradient(n, x, t, lse, scale, target, y, dt, add);
         return;
     }
-    float wide[CHUNK];
-    bool direct = dt == FSDP_F32 && !add;
     for (int64_t i = 0; i < n; i += CHUNK) {
         int64_t m = min64(CHUNK, n - i);
-        const float *p = (const float *)x + i;
-        float *g = direct ? (float *)y + i : wide;
-        if (t != FSDP_F32) {
-            fsdp__convert(wide, FSDP_F32, offset(x, t, i), t, (size_t)m);
-            p = wide;
-        }
-        loops->softmax(p, m, (float)lse, (float)scale, g);
-        if (target >= i && target < i + m) g[target - i] -= (float)scale;
-        if (!direct) store_f32(loops, g, m, offset(y, dt, i), dt, add);
+        fsdp__convert(wide, FSDP_F32, offset(x, t, i), t, (size_t)m);
+        loops->loss_gradient(m, wide, FSDP_F32, lse, scale, target - i, wide, FSDP_F32, 0);
+        store_f32(wide, m, offset(y, dt, i), dt, add);
     }
 }
 
@@ -179,7 +148,6 @@ typedef struct rows_job {
     double *loss; /* (R) */
     double scale;
     int add;
-    const fsdp__loss_loops *loops;
 } rows_job;
 
 static void cross_entropy_part(void *arg, int64_t part)
@@ -191,7 +159,7 @@ static void cross_entropy_part(void *arg, int64_t part)
         if (j->target[r] == j->ignore) continue;
         fsdp__row_sum s = {-INFINITY, 0};
         const void *x = offset(j->x, j->t, r * j->V);
-        row_sum(j->loops, x, j->t, j->V, &s);
+        row_sum(x, j->t, j->V, &s);
         double lse = s.max + log(s.sum);
         stat_set(j->stat, j->t, r, lse);
         j->loss[r] = lse - load_one(x, j->t, j->target[r]);
@@ -222,7 +190,6 @@ fsdp_status fsdp__k_cross_entropy(const void *x, fsdp_dtype t, int64_t R, int64_
 {
     FSDP_TRY(check_targets("cross entropy", target, ignore, R, V));
     rows_job j = {.x = x, .t = t, .R = R, .V = V, .ignore = ignore, .target = target, .stat = stat};
-    j.loops = fsdp__loss_loops_get();
     j.loss = fsdp__scratch(FSDP__SCRATCH_LOSS, (size_t)R * sizeof(double));
     if (!j.loss) return fsdp__fail_memory("losses of rows", (size_t)R * sizeof(double));
     fsdp__parallel(row_parts(R), cross_entropy_part, &j);
@@ -236,7 +203,7 @@ static void cross_entropy_backward_part(void *arg, int64_t part)
     for (int64_t r = part * ROWS_PART; r < min64(j->R, (part + 1) * ROWS_PART); r++) {
         char *dx = offset(j->dx, j->dt, r * j->V);
         if (j->target[r] != j->ignore)
-            row_gradient(j->loops, offset(j->x, j->t, r * j->V), j->t, j->V,
+            row_gradient(offset(j->x, j->t, r * j->V), j->t, j->V,
                          load_one(j->stat, stat_type(j->t), r), j->scale, j->target[r], dx, j->dt,
                          j->add);
         else if (!j->add)
@@ -258,8 +225,7 @@ void fsdp__k_cross_entropy_backward(const void *x, fsdp_dtype t, int64_t R, int6
                   .stat = (void *)(uintptr_t)stat,
                   .dx = dx,
                   .scale = scale,
-                  .add = add,
-                  .loops = fsdp__loss_loops_get()};
+                  .add = add};
     fsdp__parallel(row_parts(R), cross_entropy_backward_part, &j);
 }
 
@@ -278,7 +244,6 @@ typedef struct head_job {
     const int64_t *target;
     void *stat;
     double scale;
-    const fsdp__loss_loops *loops;
     int64_t tile_rows, tile_columns;
     /* The tile at hand: rows r0.., columns v0.., contiguous. */
     char *logits;
@@ -292,7 +257,6 @@ typedef struct head_job {
 static void head_sizes(head_job *j)
 {
     j->st = stat_type(j->t);
-    j->loops = fsdp__loss_loops_get();
     j->tile_rows = fsdp__k_head_slice(j->R, j->V);
     j->tile_columns = min64(j->V, HEAD_COLUMNS);
 }
@@ -310,18 +274,9 @@ static fsdp_status head_logits(head_job *j, int64_t r0, int64_t v0)
 static char *head_row(const head_job *j, int64_t i)
 {
     char *row = offset(j->logits, j->st, i * j->columns);
-    float wide[CHUNK];
-    for (int64_t c = 0; j->b && c < j->columns; c += CHUNK) {
-        int64_t n = min64(CHUNK, j->columns - c);
-        const char *b = offset(j->b, j->t, j->v0 + c);
-        if (j->t == FSDP_F64) {
-            for (int64_t k = 0; k < n; k++)
-                ((double *)(void *)row)[c + k] += ((const double *)(const void *)b)[k];
-            continue;
-        }
-        fsdp__convert(wide, FSDP_F32, b, j->t, (size_t)n);
-        j->loops->add(wide, n, (float *)(void *)row + c);
-    }
+    if (j->b)
+        fsdp__kernel_set_for(j->t, j->st)
+            ->copy(j->columns, offset(j->b, j->t, j->v0), j->t, row, j->st, 1);
     return row;
 }
 
@@ -332,7 +287,7 @@ static void head_forward_part(void *arg, int64_t part)
         int64_t at = j->target[j->r0 + i];
         if (at == j->ignore) continue;
         char *row = head_row(j, i);
-        row_sum(j->loops, row, j->st, j->columns, &j->sums[i]);
+        row_sum(row, j->st, j->columns, &j->sums[i]);
         at -= j->v0;
         if (at >= 0 && at < j->columns) j->picked[i] = load_one(row, j->st, at);
     }
@@ -347,8 +302,8 @@ static void head_backward_part(void *arg, int64_t part)
         if (j->target[r] == j->ignore)
             memset(row, 0, (size_t)j->columns * fsdp_dtype_size(j->st));
         else
-            row_gradient(j->loops, head_row(j, i), j->st, j->columns, load_one(j->stat, j->st, r),
-                         j->scale, j->target[r] - j->v0, row, j->st, 0);
+            row_gradient(head_row(j, i), j->st, j->columns, load_one(j->stat, j->st, r), j->scale,
+                         j->target[r] - j->v0, row, j->st, 0);
         if (j->narrow)
             fsdp__convert(j->narrow + i * j->columns, FSDP_BF16, row, FSDP_F32, (size_t)j->columns);
     }
@@ -415,8 +370,8 @@ static void sink_flush(const head_job *j, const sink *s, int64_t row, int64_t n)
 {
     if (!s->sums) return;
     for (int64_t i = row; i < row + n; i++)
-        store_f32(j->loops, s->sums + (i - s->base) * j->C, j->C, offset(s->out, s->dt, i * j->C),
-                  s->dt, s->add);
+        store_f32(s->sums + (i - s->base) * j->C, j->C, offset(s->out, s->dt, i * j->C), s->dt,
+                  s->add);
 }
 
 static bool sink_in_place(const head_job *j, const sink *s)
@@ -483,7 +438,7 @@ static void head_nothing(const head_job *j, const sink *dx, const sink *dw, cons
 static void bias_store(const head_job *j, const sink *db, void *sums)
 {
     if (j->st == FSDP_F32) {
-        store_f32(j->loops, sums, j->V, db->out, db->dt, db->add);
+        store_f32(sums, j->V, db->out, db->dt, db->add);
         return;
     }
     double *out = (double *)(void *)db->out, *in = sums;

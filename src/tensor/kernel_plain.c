@@ -67,6 +67,7 @@ const fsdp__kernel_set *fsdp__kernel_set_for(fsdp_dtype t, fsdp_dtype dt)
 #if defined(__x86_64__)
     int fast = (t == FSDP_F32 || t == FSDP_BF16) && (dt == FSDP_F32 || dt == FSDP_BF16);
     fsdp__isa isa = fsdp__cpu_isa();
+    if (fast && isa >= FSDP__ISA_AVX512_BF16) return &fsdp__kernel_set_avx512_bf16;
     if (fast && isa >= FSDP__ISA_AVX512) return &fsdp__kernel_set_avx512;
     if (fast && isa >= FSDP__ISA_AVX2) return &fsdp__kernel_set_avx2;
 #else

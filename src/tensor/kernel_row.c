@@ -23,6 +23,7 @@ enum {
     ROW_BLOCKS = 32,        /* of a sum over rows, at most */
     ROW_LEAST = 8,          /* rows of such a block, at least */
     PANEL = 256,            /* columns of a part that adds up columns */
+    ROWS_AHEAD = 4,         /* of a gather: fetched while this one is copied */
     FETCH_MOST = 4096,      /* bytes of a row fetched ahead */
     STREAM_LEAST = 4 << 20, /* bytes of an output that is written past the caches */
     SUMS_MOST = 4 << 20,    /* bytes of scratch for the blocks' sums */
@@ -346,7 +347,8 @@ static void embed_part(void *arg, int64_t part)
     const embed_args *u = arg;
     int64_t last = (part + 1) * u->rows < u->R ? (part + 1) * u->rows : u->R;
     for (int64_t r = part * u->rows; r < last; r++) {
-        if (r + 1 < u->R) fetch_row(u->w + (size_t)u->ids[r + 1] * u->row_bytes, u->row_bytes);
+        if (r + ROWS_AHEAD < u->R)
+            fetch_row(u->w + (size_t)u->ids[r + ROWS_AHEAD] * u->row_bytes, u->row_bytes);
         copy_row(u->out + (size_t)r * u->row_bytes, u->w + (size_t)u->ids[r] * u->row_bytes,
                  u->row_bytes, u->stream);
     }

@@ -9,7 +9,10 @@
  * holds another dtype goes to the plain table of the input's dtype.
  *
  * Sums inside a row run in FSDP__LANES lanes (element j in lane j mod 16),
- * folded in halves, in every table; so a plain sum has the same bits in each.
+ * folded in halves, so a plain sum has the same bits in each table; those of
+ * the RMS norm and of the losses run in two vectors of the instruction set. The
+ * table for AVX-512 with bf16 instructions takes f32's denormals as zeros where
+ * it rounds to bf16.
  */
 #ifndef FSDP_TENSOR_KERNEL_SET_H
 #define FSDP_TENSOR_KERNEL_SET_H
@@ -26,6 +29,12 @@
 /* Elements of one part of an elementwise kernel: 128 KiB of f32, large against
  * the cost of handing out a part, small enough to share evenly. */
 #define FSDP__PART 32768
+
+/* Running reference (near the maximum) and sum of the exponentials of one row's
+ * elements, relative to it. */
+typedef struct fsdp__row_sum {
+    double max, sum;
+} fsdp__row_sum;
 
 typedef struct fsdp__kernel_set {
     const char *name;
@@ -64,6 +73,11 @@ typedef struct fsdp__kernel_set {
     void (*softmax)(const void *x, fsdp_dtype t, int64_t R, int64_t C, void *y);
     void (*softmax_backward)(const void *y, fsdp_dtype t, int64_t R, int64_t C, const void *dy,
                              void *dx, fsdp_dtype dt, int add);
+    /* Takes n more elements of a row into *s, which begins as {-INFINITY, 0}. */
+    void (*loss_sum)(int64_t n, const void *x, fsdp_dtype t, fsdp__row_sum *s);
+    /* y (+)= scale * (e^(x - lse) - onehot), the one at `target` (or outside). y may be x. */
+    void (*loss_gradient)(int64_t n, const void *x, fsdp_dtype t, double lse, double scale,
+                          int64_t target, void *y, fsdp_dtype dt, int add);
     /* One position: x and y (heads, 2 * half) with x_step and y_step elements
      * between heads, cosines and sines (half). */
     void (*rotary)(const void *x, int64_t x_step, const float *cosine, const float *sine,
@@ -90,6 +104,7 @@ const fsdp__kernel_set *fsdp__kernel_set_for(fsdp_dtype t, fsdp_dtype dt);
 #if defined(__x86_64__)
 extern const fsdp__kernel_set fsdp__kernel_set_avx2;
 extern const fsdp__kernel_set fsdp__kernel_set_avx512;
+extern const fsdp__kernel_set fsdp__kernel_set_avx512_bf16;
 #endif
 
 /* p + i elements; NULL stays NULL. */

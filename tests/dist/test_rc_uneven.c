@@ -152,11 +152,13 @@ static double *collect(odd *m, int64_t *numel)
 
 static fsdp_status keep_results(run *r, parts *p)
 {
-    double *params = collect(p->m, &r->numel);
+    int64_t numel; /* each rank's own: they share r */
+    double *params = collect(p->m, &numel);
     FSDP_TRY(fsdp_ema_swap_in(p->ema));
-    double *average = collect(p->m, &r->numel);
+    double *average = collect(p->m, &numel);
     FSDP_TRY(fsdp_ema_swap_out(p->ema));
     if (fsdp_rank() == 0) {
+        r->numel = numel;
         r->params = params;
         r->average = average;
     } else {
@@ -168,9 +170,8 @@ static fsdp_status keep_results(run *r, parts *p)
 
 static fsdp_status train(run *r, parts *p)
 {
-    fsdp__ckpt_state s = {.ema = p->ema};
     FSDP_TRY(make(r, p));
-    s.ema = p->ema;
+    fsdp__ckpt_state s = {.ema = p->ema};
     int first = r->resume ? SAVED : 0;
     if (r->resume) {
         FSDP_TRY(fsdp__ckpt_load(&p->m->base, p->opt, r->folder, SAVED, &s));

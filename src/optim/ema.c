@@ -164,9 +164,11 @@ fsdp_status fsdp_ema_update(fsdp_ema *e)
     for (int64_t i = 0; i < e->n; i++) {
         entry *x = &e->entries[i];
         fsdp_tensor *p = fsdp__param_kept(x->param);
+        FSDP_TRY(fsdp__storage_use(p->st)); /* it may lie in a file */
         update_args u = {fsdp_data(x->average),   fsdp_data(p),   p->dtype, fsdp_numel(p),
                          (float)(1.0 - e->decay), e->updates == 0};
         fsdp__parallel((u.n + PART - 1) / PART, update_part, &u);
+        fsdp__storage_done(p->st, false);
     }
     e->updates++;
     return FSDP_OK;

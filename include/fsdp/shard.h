@@ -167,6 +167,12 @@ FSDP_API fsdp_status fsdp_register_fsdp_forward_method(fsdp_module *m,
  * first forward compares buffers. FSDP-1: sync_module_states. */
 FSDP_API fsdp_status fsdp_sync_module_states(fsdp_module *m, int src);
 
+/* Whether ranks that hold the same shard hold the same bits: MISMATCH names the
+ * first parameter that differs and the ranks whose values are not those of most
+ * others. Reads each shard once and sends eight bytes; replicas of a trained
+ * model never differ unless a sum was left out or memory failed. Collective. */
+FSDP_API fsdp_status fsdp_check_replicas(fsdp_module *m);
+
 /* Says that shards were written by hand: gathered copies are stale on all
  * ranks. Every rank must call it. Optimizers and loads do so themselves. */
 FSDP_API fsdp_status fsdp_mark_changed(fsdp_module *m);

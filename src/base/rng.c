@@ -75,6 +75,27 @@ uint64_t fsdp__rng_mix_str(uint64_t key, const char *text)
     return key;
 }
 
+uint64_t fsdp__rng_mix_bytes(uint64_t key, const void *p, size_t n)
+{
+    /* Four chains, since one waits for each of its products. */
+    uint64_t lane[4], word[4];
+    const char *x = p;
+    size_t i = 0;
+    for (uint64_t k = 0; k < 4; k++)
+        lane[k] = fsdp__rng_mix(key, k);
+    for (; i + sizeof word <= n; i += sizeof word) {
+        memcpy(word, x + i, sizeof word);
+        for (int k = 0; k < 4; k++)
+            lane[k] = fsdp__rng_mix(lane[k], word[k]);
+    }
+    memset(word, 0, sizeof word);
+    if (i < n) memcpy(word, x + i, n - i);
+    key = fsdp__rng_mix(key, n);
+    for (int k = 0; k < 4; k++)
+        key = fsdp__rng_mix(key, fsdp__rng_mix(lane[k], word[k]));
+    return key;
+}
+
 /* ---- single elements ---------------------------------------------------------- */
 
 uint32_t fsdp__rng_u32(uint64_t key, uint64_t i)

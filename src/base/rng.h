@@ -19,6 +19,8 @@ void fsdp__philox(uint64_t key, uint64_t block, uint32_t out[4]);
 uint64_t fsdp__rng_key(uint64_t seed);
 uint64_t fsdp__rng_mix(uint64_t key, uint64_t word);
 uint64_t fsdp__rng_mix_str(uint64_t key, const char *text);
+/* The same of n bytes, in the machine's byte order: a hash, to compare numbers by. */
+uint64_t fsdp__rng_mix_bytes(uint64_t key, const void *p, size_t n);
 
 uint32_t fsdp__rng_u32(uint64_t key, uint64_t i);
 /* [0, 1) with 24 bits. */

@@ -71,15 +71,8 @@ void fsdp__buffers_free(fsdp__tree *t)
 
 static uint64_t hash_of(const fsdp_tensor *t)
 {
-    const char *p = fsdp_data(t);
-    size_t bytes = (size_t)fsdp_numel(t) * fsdp_dtype_size(t->dtype);
-    uint64_t h = fsdp__rng_key(11), word;
-    for (size_t i = 0; i < bytes; i += sizeof word) {
-        word = 0;
-        memcpy(&word, p + i, bytes - i < sizeof word ? bytes - i : sizeof word);
-        h = fsdp__rng_mix(h, word);
-    }
-    return h;
+    return fsdp__rng_mix_bytes(fsdp__rng_key(11), fsdp_data(t),
+                               (size_t)fsdp_numel(t) * fsdp_dtype_size(t->dtype));
 }
 
 fsdp_status fsdp__buffer_line(const fsdp__tree *t, int64_t i, char *line, size_t size)

@@ -236,6 +236,10 @@ static const fsdp__option debug_rows[] = {
           "Rehearsal: a NaN at one place, as forward:RANK:STEP:MICROBATCH:MODULE (its output) or "
           "backward:... (the gradient of its output); backward:3:2:1:model.layers.2 is rank 3, "
           "step 2, the second microbatch."),
+    INT_(debug, check_replicas, "100", 0, BIG,
+         "With replicas: steps from one comparison of their weights to the next, by a hash of each "
+         "rank's shards; 0: none. Replicas that differ stop the run, which names parameter and "
+         "rank."),
     END};
 
 static const fsdp__option data_rows[] = {

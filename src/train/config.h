@@ -99,6 +99,7 @@ typedef struct fsdp__train_config {
     struct {
         int64_t seed;
         char *inject_nonfinite;
+        int64_t check_replicas;
     } debug;
     struct {
         char *dir;

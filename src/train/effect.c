@@ -66,6 +66,11 @@ static bool stops(config *c)
     return c->training.nonfinite == 0 && no_scale(c);
 }
 
+static bool one_replica(config *c)
+{
+    return c->parallelism.data_parallel_replicate_degree == 1;
+}
+
 static bool one_microbatch(config *c)
 {
     int64_t ranks =
@@ -150,6 +155,7 @@ static const rule rules[] = {
     {"training.loss_scale|training.loss_scale_interval", no_scale,
      "training.mixed_precision_param is not float16"},
     {"training.nonfinite_max_skips", stops, "training.nonfinite is stop"},
+    {"debug.check_replicas", one_replica, "there is one replica"},
     {"training.sync_each_microbatch", one_microbatch, "a step is one microbatch a rank"},
     {"training.sync_each_microbatch", alone, "there is one rank"},
     {"comm.init_timeout_seconds|comm.train_timeout_seconds", alone,

@@ -495,6 +495,8 @@ static fsdp_status loop(trainer *t)
     while (t->step < c->training.steps && !t->asked) {
         fsdp__sampler_step plan;
         FSDP_TRY(train_step(t, &plan));
+        if (c->debug.check_replicas > 0 && t->step % c->debug.check_replicas == 0)
+            FSDP_TRY(fsdp_check_replicas(t->model));
         fsdp__metrics_step(&t->metrics, t->step, plan.valid_tokens);
         if (t->step == first + 1) tighten_timeouts(t);
         if (t->step == first + 2 || (t->step == first + 1 && t->step == c->training.steps))

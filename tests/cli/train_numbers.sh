@@ -139,6 +139,12 @@ check "none may be left out" is "$code" 1
 run bad-injection -n 2 --debug.inject_nonfinite sideways:1:3
 check "an injection that is none" grep -q 'expected forward or backward' err out
 
+# ---- replicas -------------------------------------------------------------------------------------
+run replicas -n 4 --parallelism.data_parallel_replicate_degree 2 \
+    --parallelism.data_parallel_shard_degree 2 --debug.check_replicas 1
+check "replicas are compared, and are the same" is "$code" 0
+check "that changes nothing" cmp replicas.losses four.losses
+
 # ---- the moving average ----------------------------------------------------------------------------
 ema='--training.ema_decay 0.9 --validation.enable --validation.freq 3'
 run ema -n 4 $ema --validation.ema --checkpoint.last_save_in_hf --checkpoint.export_ema

@@ -70,16 +70,20 @@ fsdp_status fsdp__sampler_plan(const fsdp__sampler *s, int64_t cursor, int rank,
                           (long long)cursor, rank, ranks, (long long)microbatch);
     int64_t n = min(s->global_batch, s->rows - cursor % s->rows);
     int64_t block = ceil_div(n, ranks);
+    if (s->aligned)
+        for (block = microbatch; block * ranks < n;)
+            block *= 2;
     int64_t own = min(rank * block, n);
     *out = (fsdp__sampler_step){.first = cursor,
                                 .rows = n,
                                 .epoch = cursor / s->rows,
                                 .valid_tokens = n * s->seq_len,
                                 .rank = rank,
+                                .block = block,
                                 .own_first = own,
                                 .own_rows = min(block, n - own),
                                 .microbatch = microbatch,
-                                .calls = ceil_div(block, microbatch)};
+                                .calls = ceil_div(min(block, n), microbatch)};
     return FSDP_OK;
 }
 

@@ -34,6 +34,7 @@ typedef struct fsdp__sampler {
     int64_t rows, seq_len, global_batch;
     uint64_t key;
     bool shuffle; /* off: rows in order, the same in each epoch */
+    bool aligned; /* see fsdp__sampler_plan; off after init */
 } fsdp__sampler;
 
 /* An error if the file does not hold one row (seq_len + 1 tokens). */
@@ -50,13 +51,16 @@ typedef struct fsdp__sampler_step {
     int64_t epoch;        /* that they belong to */
     int64_t valid_tokens; /* targets of all ranks that count */
     int64_t rank;
+    int64_t block;               /* rows of a rank that has its full share */
     int64_t own_first, own_rows; /* this rank's rows, counted in the step */
     int64_t microbatch;          /* rows a call at most */
     int64_t calls;               /* forward calls, the same on all ranks, at least 1 */
 } fsdp__sampler_step;
 
 /* The step that begins at `cursor`, of rank `rank` of `ranks` with at most `microbatch` rows a
- * call. The cursor after it is first + rows. */
+ * call. The cursor after it is first + rows. Aligned: a rank's share is a power of two of whole
+ * microbatches, the least that will do, so that the step's microbatches are the same ones on any
+ * number of ranks and each rank has a subtree of them; the last ranks may have fewer, or none. */
 fsdp_status fsdp__sampler_plan(const fsdp__sampler *s, int64_t cursor, int rank, int ranks,
                                int64_t microbatch, fsdp__sampler_step *out);
 

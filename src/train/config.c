@@ -140,6 +140,12 @@ static const fsdp__option training_rows[] = {
           "Sum gradients over the ranks after each microbatch instead of once a step: a rank then "
           "holds whole gradients of one or two units at a time, not of the model, and sends as "
           "often as there are microbatches."),
+    BOOL_(
+        training, reproducible, "false",
+        "Losses, gradient norms and weights are the same to the bit on 1, 2, 4, 8, ... ranks, flat "
+        "or hybrid, at the same local_batch_size and global_batch_size: microbatches and ranks are "
+        "summed as one tree. Costs log2 of a rank's microbatches whole gradients instead of one, "
+        "and ranks may wait where the microbatches do not divide."),
     FLOAT_(training, ema_decay, "0", 0, 0.999999999,
            "Decay of a moving average of the weights, in float32, a rank's own part; 0: none. It "
            "is saved in checkpoints; validation.ema and checkpoint.export_ema use it."),
@@ -168,6 +174,12 @@ static const fsdp__option parallelism_rows[] = {
           "What is gathered at once. block: each transformer block, and the rest; linear: each "
           "linear layer; model: everything; else a pattern of whole module names (*.mlp|*.self_attn"
           "): * any characters, ? one, a|b either of two."),
+    ENUM_(
+        parallelism, gather_dtype, "param", "param|int8",
+        "In which matrices travel when they are gathered. param: mixed_precision_param; int8: with "
+        "a float32 scale a row, about half the bytes of bfloat16; forward and backward compute "
+        "with "
+        "the rounded weights, on one rank too, and the shards stay in training.dtype."),
     END};
 
 static const fsdp__option recompute_rows[] = {
@@ -534,10 +546,33 @@ static fsdp_status resolve_ema(const fsdp__train_config *c)
     return FSDP_OK;
 }
 
+static fsdp_status resolve_reproducible(const fsdp__train_config *c, int ranks)
+{
+    if (!c->training.reproducible) return FSDP_OK;
+    if ((ranks & (ranks - 1)) != 0)
+        return fsdp__fail(
+            FSDP_INVALID_CONFIG,
+            "training.reproducible with %d ranks; microbatches and ranks are one tree "
+            "of sums where the ranks are a power of two",
+            ranks);
+    if (c->training.mixed_precision_reduce != FSDP__TRAIN_F32 ||
+        c->training.dtype != FSDP__TRAIN_F32)
+        return fsdp__fail(FSDP_INVALID_CONFIG,
+                          "training.reproducible with gradients below float32, which round where "
+                          "ranks meet; set training.mixed_precision_reduce and training.dtype to "
+                          "float32");
+    if (c->training.sync_each_microbatch)
+        return fsdp__fail(FSDP_INVALID_CONFIG,
+                          "training.reproducible and training.sync_each_microbatch at once: the "
+                          "first sums a step's microbatches in one tree, the second one by one");
+    return FSDP_OK;
+}
+
 fsdp_status fsdp__train_config_resolve(fsdp__train_config *c, int ranks)
 {
     FSDP_TRY(resolve_degrees(c, ranks));
     FSDP_TRY(resolve_model(c));
+    FSDP_TRY(resolve_reproducible(c, ranks));
     FSDP_TRY(fsdp__train_recompute_check(c));
     FSDP_TRY(fsdp__adapters_resolve(c));
     FSDP_TRY(fsdp__strategy_check(c));

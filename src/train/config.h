@@ -62,7 +62,7 @@ typedef struct fsdp__train_config {
         int dtype, mixed_precision_param, mixed_precision_reduce; /* enum fsdp__train_dtype */
         double loss_scale;
         int64_t loss_scale_interval;
-        bool sync_each_microbatch;
+        bool sync_each_microbatch, reproducible;
         double ema_decay;
         int nonfinite; /* 0 stop, 1 skip */
         int64_t nonfinite_max_skips;
@@ -70,6 +70,7 @@ typedef struct fsdp__train_config {
     struct {
         int64_t data_parallel_replicate_degree, data_parallel_shard_degree;
         char *fsdp_reshard_after_forward, *fsdp_units; /* strategy.h and units.h read them */
+        int gather_dtype;               /* 0 that of compute, 1 int8 */
     } parallelism;
     struct {
         int mode; /* enum fsdp__recompute_mode */

@@ -36,7 +36,7 @@ fsdp_status fsdp__losses_sum(fsdp__losses *l, fsdp_group *world, const fsdp__sam
     l->mine[calls] = flag ? 1.0 : 0.0;
     FSDP_TRY(fsdp_all_gather(world, FSDP_LANE_CONTROL, l->mine, l->all,
                              (calls + 1) * (int64_t)sizeof *l->mine, NULL));
-    int64_t block = (plan->rows + l->ranks - 1) / l->ranks;
+    int64_t block = plan->block;
     for (int r = 0; r < l->ranks; r++) {
         const double *theirs = l->all + r * (calls + 1);
         out->flag = out->flag || theirs[calls] != 0.0;

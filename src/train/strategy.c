@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/str.h"
+#include "fsdp/shard_hooks.h"
 #include "train/units.h"
 #include "train/update.h"
 
@@ -169,6 +170,8 @@ fsdp_status fsdp__strategy_shard(const fsdp__train_config *c, fsdp_mesh *mesh, f
     fsdp__units_free(&u);
     FSDP_TRY(s);
     FSDP_TRY(fsdp_fully_shard(model, &o));
+    if (c->parallelism.gather_dtype) FSDP_TRY(fsdp_set_int8_gather(model, 1, 1));
+    FSDP_TRY(fsdp_set_reproducible(model, c->training.reproducible));
     /* The loss is divided by the step's tokens, so gradients are sums over the ranks. */
     return fsdp_set_gradient_divide_factor(model, 1.0, 1);
 }

@@ -105,6 +105,7 @@ static fsdp_status make_samplers(trainer *t)
     FSDP_TRY(fsdp__sampler_init(&t->sampler, t->in.train, t->in.model.vocab_size,
                                 c->training.seq_len, c->training.global_batch_size,
                                 (uint64_t)c->debug.seed, c->data.shuffle));
+    t->sampler.aligned = c->training.reproducible;
     fsdp__sampler_step plan;
     FSDP_TRY(
         fsdp__sampler_plan(&t->sampler, 0, t->rank, t->ranks, c->training.local_batch_size, &plan));

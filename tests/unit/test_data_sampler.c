@@ -132,6 +132,35 @@ static void test_ten_rows(void **state)
     fsdp__tokens_close(t);
 }
 
+/* Aligned: microbatch i of a step has the same rows on any number of ranks, and a rank's are those of
+ * a subtree. */
+static void test_aligned(void **state)
+{
+    fsdp__sampler s;
+    (void)state;
+    fsdp__tokens *t = counting_file(64 * 2 + 1);
+    for (int64_t rows = 1; rows <= 40; rows++)
+        for (int ranks = 1; ranks <= 8; ranks *= 2) {
+            assert_int_equal(fsdp__sampler_init(&s, t, t->vocab_size, 2, rows, 7, true), FSDP_OK);
+            s.aligned = true;
+            int64_t next = 0, calls = 0;
+            for (int r = 0; r < ranks; r++) {
+                fsdp__sampler_step step;
+                assert_int_equal(fsdp__sampler_plan(&s, 0, r, ranks, 3, &step), FSDP_OK);
+                int64_t share = step.block / 3;
+                assert_true(step.block % 3 == 0 && (share & (share - 1)) == 0);
+                assert_int_equal(step.own_first, next);
+                next += step.own_rows;
+                if (r == 0) calls = step.calls;
+                assert_int_equal(step.calls, calls);
+                assert_true(step.own_rows <= 3 * calls);
+                assert_true(r > 0 || step.own_rows > 3 * (calls - 1));
+            }
+            assert_int_equal(next, rows);
+        }
+    fsdp__tokens_close(t);
+}
+
 /* The order depends on neither ranks nor microbatch, and changes with the seed. */
 static void test_any_ranks(void **state)
 {
@@ -212,7 +241,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ten_rows),
-        cmocka_unit_test(test_any_ranks),
+        cmocka_unit_test(test_aligned), cmocka_unit_test(test_any_ranks),
         cmocka_unit_test(test_in_order),
         cmocka_unit_test(test_errors),
     };

@@ -132,8 +132,8 @@ static void test_ten_rows(void **state)
     fsdp__tokens_close(t);
 }
 
-/* Aligned: microbatch i of a step has the same rows on any number of ranks, and a rank's are those of
- * a subtree. */
+/* Aligned: microbatch i of a step has the same rows on any number of ranks, and a rank's are those
+ * of a subtree. */
 static void test_aligned(void **state)
 {
     fsdp__sampler s;
@@ -240,9 +240,8 @@ static void test_errors(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ten_rows),
-        cmocka_unit_test(test_aligned), cmocka_unit_test(test_any_ranks),
-        cmocka_unit_test(test_in_order),
+        cmocka_unit_test(test_ten_rows),  cmocka_unit_test(test_aligned),
+        cmocka_unit_test(test_any_ranks), cmocka_unit_test(test_in_order),
         cmocka_unit_test(test_errors),
     };
     return cmocka_run_group_tests(tests, setup, teardown);

@@ -50,7 +50,8 @@ char *fsdp__ckpt_ema_name(const char *param)
 typedef struct saver {
     fsdp_param_list params;
     fsdp_optimizer *opt;
-    fsdp_ema *ema; /* NULL: none */
+    fsdp_ema *ema;   /* NULL: none */
+    bool frozen_too; /* parameters that need no gradient are written */
     fsdp__st_writer *writer;
     json_t *blocks;
 } saver;
@@ -119,6 +120,7 @@ static fsdp_status each_tensor(saver *v, bool write)
         const char *name = v->params.items[i].name;
         fsdp_tensor *t = fsdp__param_kept(p), *average = fsdp_ema_average(v->ema, p);
         if (!is_mine(p, i) || fsdp_numel(t) == 0) continue;
+        if (!p->requires_grad && !v->frozen_too) continue;
         FSDP_TRY(write ? write_tensor(v, name, t) : declare(v, name, p, t->dtype));
         for (int k = 0; p->requires_grad && k < fsdp_optimizer_state_count(v->opt); k++)
             FSDP_TRY(one_state(v, write, fsdp__ckpt_state_name(v->opt, k, name), p,
@@ -131,7 +133,7 @@ static fsdp_status each_tensor(saver *v, bool write)
 static fsdp_status write_file(fsdp_module *model, fsdp_optimizer *opt, const char *path,
                               const fsdp__ckpt_state *state)
 {
-    saver v = {.opt = opt, .ema = state->ema};
+    saver v = {.opt = opt, .ema = state->ema, .frozen_too = state->base == 0};
     char step[32];
     fsdp__str text = {0};
     fsdp_status s;

@@ -27,6 +27,10 @@ typedef struct fsdp__ckpt_state {
     int64_t skipped, skipped_in_row; /* steps whose gradients were not finite; the last of them */
     fsdp_schedule schedule; /* of the learning rate; a load gives that of the run that saved */
     bool has_schedule;      /* false: a checkpoint without one */
+    /* A fingerprint of the parameters that need no gradient, where they are kept elsewhere: a save
+     * leaves them out and notes it; a load of such a save wants them loaded, and the same number.
+     * 0: they are saved, and loaded, with the rest. */
+    uint64_t base;
     /* What else the run has, saved and loaded with the rest; NULL: none. Not owned. */
     fsdp_ema *ema;
     fsdp_grad_scaler *scaler;

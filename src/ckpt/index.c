@@ -3,11 +3,15 @@
  *
  *     "version": 1, "step": 500, "samples": 4000, "optimizer_steps": 499,
  *     "optimizer_states": ["exp_avg", "exp_avg_sq"], "param_groups": [{"pattern": "*norm*", ...}],
+ *     "base": "0123456789abcdef" (frozen parameters are elsewhere),
  *     "skipped": 1, "skipped_in_row": 0, "ema": {"updates": 499},
  *     "grad_scaler": {"scale": 65536.0, "growth_tracker": 12}
  */
 #include "ckpt/index.h"
 
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/context.h"
@@ -56,6 +60,11 @@ fsdp_status fsdp__ckpt_index_put(json_t *root, const fsdp_optimizer *opt, const 
     bad |= json_object_set_new(root, "param_groups", groups_json(opt));
     bad |= json_object_set_new(root, "skipped", json_integer(s->skipped));
     bad |= json_object_set_new(root, "skipped_in_row", json_integer(s->skipped_in_row));
+    if (s->base) {
+        char text[20];
+        snprintf(text, sizeof text, "%016" PRIx64, s->base);
+        bad |= json_object_set_new(root, "base", json_string(text));
+    }
     if (s->has_schedule) bad |= json_object_set_new(root, "schedule", schedule_json(&s->schedule));
     if (s->ema)
         bad |= json_object_set_new(
@@ -134,6 +143,30 @@ static fsdp_status take_schedule(const fsdp__json_at *at, fsdp__ckpt_index *out)
     return FSDP_OK;
 }
 
+/* The trained parameters mean something beside the base that they were trained beside. */
+static fsdp_status take_base(const fsdp__json_at *at, const char *path, const fsdp__ckpt_state *s,
+                             fsdp__ckpt_index *out)
+{
+    const char *text = NULL;
+    FSDP_TRY(fsdp__json_string(at, "base", &text));
+    if (!text) return FSDP_OK;
+    out->base = strtoull(text, NULL, 16);
+    if (!out->base) return fsdp__json_fail(FSDP_INVALID_DATA, at, "base", "16 hexadecimal digits");
+    if (out->base == s->base) return FSDP_OK;
+    if (!s->base)
+        return fsdp__fail(
+            FSDP_INVALID_DATA,
+            "%s: it holds the trained parameters alone, and this run has no base from "
+            "elsewhere; set model.hf_assets_path and checkpoint.initial_load_in_hf as "
+            "they were",
+            path);
+    return fsdp__fail(FSDP_INVALID_DATA,
+                      "%s: it was trained beside another base (fingerprint %s) than the one that "
+                      "was loaded (%016" PRIx64 "); set model.hf_assets_path as it was, or choose "
+                      "another job.dump_folder",
+                      path, text, s->base);
+}
+
 static fsdp_status take_parts(const fsdp__json_at *at, const char *path, const fsdp__ckpt_state *s,
                               fsdp__ckpt_index *out)
 {
@@ -180,6 +213,7 @@ fsdp_status fsdp__ckpt_index_take(const json_t *root, const char *path, const fs
     if (version != 1) return fsdp__json_fail(FSDP_UNSUPPORTED, &at, "version", "1");
     FSDP_TRY(take_states(root, path, opt));
     FSDP_TRY(compare_groups(root, path, opt));
+    FSDP_TRY(take_base(&at, path, s, out));
     FSDP_TRY(take_schedule(&at, out));
     return take_parts(&at, path, s, out);
 }

@@ -18,6 +18,7 @@ typedef struct fsdp__ckpt_index {
     double loss_scale;
     fsdp_schedule schedule;
     bool has_schedule;
+    uint64_t base; /* 0: frozen parameters are in the files */
 } fsdp__ckpt_index;
 
 /* Reads and checks them against what the run has; changes nothing but *out. */

@@ -187,6 +187,7 @@ static fsdp_status list_targets(loader *l, fsdp_module *model, fsdp_optimizer *o
     fsdp_status s = FSDP_OK;
     for (int64_t i = 0; i < params.count && s == FSDP_OK; i++) {
         fsdp_param *p = params.items[i].param;
+        if (!p->requires_grad && l->index.base) continue; /* it was left out */
         s = want(l, fsdp__strdup(params.items[i].name), fsdp__param_kept(p), p);
         for (int k = 0; p->requires_grad && k < fsdp_optimizer_state_count(opt) && s == FSDP_OK;
              k++)
@@ -277,8 +278,8 @@ fsdp_status fsdp__ckpt_load(fsdp_module *model, fsdp_optimizer *opt, const char 
     if (!l.dir) FSDP_GO(fsdp_error());
     if (!fsdp__dir_exists(l.dir))
         FSDP_GO(fsdp__fail(FSDP_NOT_FOUND, "%s: there is no such checkpoint", l.dir));
-    FSDP_GO(list_targets(&l, model, opt, state->ema));
     FSDP_GO(read_index(&l, opt, state));
+    FSDP_GO(list_targets(&l, model, opt, state->ema));
     FSDP_GO(check(&l));
     for (int64_t i = 0; i < l.n_targets; i++)
         FSDP_GO(fill(&l, &l.targets[i]));

@@ -13,7 +13,7 @@
 #include "base/rng.h"
 #include "dtensor/dtensor.h"
 #include "fsdp/comm.h"
-#include "hf/folder_internal.h"
+#include "hf/folder.h"
 #include "lora/lora.h"
 
 enum { EVERY = 61 };

@@ -31,6 +31,10 @@ fsdp_status fsdp__hf_check_replaceable(const char *folder);
 /* The same for fsdp_lora_save. */
 fsdp_status fsdp__hf_check_adapter_replaceable(const char *folder);
 
+/* Which base model has: the same for any cut, any number of ranks, and in f32 or bf16. 0: it has no
+ * values yet. Collective over the world. */
+fsdp_status fsdp__hf_fingerprint(fsdp_module *model, uint64_t *out);
+
 /* Writes config.json, generation_config.json, tokenizer.json and the weights. The folder appears
  * under its name when it is complete, and takes the place of an earlier save; one that holds other
  * files as well is refused. Collective: all ranks return after the folder is there, or with the

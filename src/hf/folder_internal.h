@@ -28,10 +28,6 @@ enum { FSDP__HF_BUFFER = 4 << 20 };
 fsdp_status fsdp__hf_read_param(fsdp__st *st, const fsdp__st_tensor *w, const char *name,
                                 fsdp_param *p, char *buffer);
 
-/* Which base model has: the same for any cut, any number of ranks, and in f32 or bf16. 0: it has no
- * values yet. Collective over the world. */
-fsdp_status fsdp__hf_fingerprint(fsdp_module *model, uint64_t *out);
-
 /* The path with an ending, without slashes between. The caller frees it. */
 char *fsdp__hf_beside(const char *folder, const char *ending);
 /* An error if something in the folder is not of an earlier save, as `ours` says, or if the folder

@@ -12,6 +12,7 @@
 #include "fsdp/comm.h"
 #include "fsdp/hf.h"
 #include "fsdp/lora.h"
+#include "hf/folder.h"
 #include "nn/module.h"
 
 fsdp_status fsdp__adapters_resolve(const fsdp__train_config *c)
@@ -107,6 +108,14 @@ fsdp_status fsdp__adapters_fill(const fsdp__train_config *c, fsdp_module *model)
     if (!c->lora.enable) return FSDP_OK;
     if (c->lora.adapter_path) return fsdp_lora_load(model, c->lora.adapter_path);
     return fsdp_lora_reset(model, (uint64_t)c->debug.seed);
+}
+
+fsdp_status fsdp__adapters_base(const fsdp__train_config *c, fsdp_module *model, uint64_t *base)
+{
+    *base = 0;
+    if (!c->lora.enable || !c->model.hf_assets_path || !c->checkpoint.initial_load_in_hf)
+        return FSDP_OK;
+    return fsdp__hf_fingerprint(model, base);
 }
 
 double fsdp__adapters_flops(const fsdp__train_config *c, fsdp_module *model, double whole,

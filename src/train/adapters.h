@@ -21,6 +21,9 @@ fsdp_status fsdp__adapters_check(const fsdp__train_config *c, fsdp_module *model
 fsdp_status fsdp__adapters_apply(const fsdp__train_config *c, fsdp_module *model, fsdp__metrics *m);
 /* Behind the base's values: those of the folder, or new ones. */
 fsdp_status fsdp__adapters_fill(const fsdp__train_config *c, fsdp_module *model);
+/* A fingerprint of the base whose weights stand in model.hf_assets_path, so that checkpoints need not
+ * hold them; 0 for any other run. Collective. */
+fsdp_status fsdp__adapters_base(const fsdp__train_config *c, fsdp_module *model, uint64_t *base);
 /* In the first two steps (*seen counts them), between backward and the optimizer's step: how many
  * adapters' gradients are not zero. In the first those of A are, since B is zero. Collective. */
 fsdp_status fsdp__adapters_report(const fsdp__train_config *c, fsdp_module *model, int *seen,

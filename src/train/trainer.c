@@ -61,6 +61,7 @@ typedef struct trainer {
     fsdp_schedule schedule;
     int64_t step;    /* optimizer steps that are done */
     int64_t samples; /* rows that were consumed */
+    uint64_t base;   /* of frozen weights that checkpoints leave out; 0: none are left out */
     int learning;    /* steps that were looked at for adapters without a gradient */
     bool asked;      /* a rank was asked to stop */
     fsdp__losses losses;
@@ -186,12 +187,23 @@ static fsdp_status make_optimizer(trainer *t)
     return FSDP_OK;
 }
 
+static fsdp_status load_folder(trainer *t)
+{
+    const char *from = t->c->model.hf_assets_path;
+    double begin = fsdp__now();
+    FSDP_TRY(fsdp__hf_load_weights(t->model, from));
+    fsdp__say(&t->metrics, "weights of %s loaded in %.1f s\n", from, fsdp__now() - begin);
+    return fsdp__adapters_base(t->c, t->model, &t->base);
+}
+
 /* Weights: of a checkpoint, of a folder, or new ones. */
 static fsdp_status fill(trainer *t)
 {
     const fsdp__train_config *c = t->c;
+    bool folder = c->model.hf_assets_path && c->checkpoint.initial_load_in_hf;
     if (t->folder.load_step >= 0) {
-        fsdp__ckpt_state s = {.ema = t->update.ema, .scaler = t->update.scaler};
+        if (folder && c->lora.enable) FSDP_TRY(load_folder(t));
+        fsdp__ckpt_state s = {.ema = t->update.ema, .scaler = t->update.scaler, .base = t->base};
         FSDP_TRY(fsdp__ckpt_load(t->model, t->opt, t->folder.checkpoints, t->folder.load_step, &s));
         t->step = s.step;
         t->samples = s.samples;
@@ -200,14 +212,11 @@ static fsdp_status fill(trainer *t)
         FSDP_TRY(fsdp__update_schedule(c, &s, &t->schedule, &t->metrics));
         return fsdp_mark_changed(t->model);
     }
-    if (!c->model.hf_assets_path || !c->checkpoint.initial_load_in_hf) {
+    if (!folder) {
         FSDP_TRY(fsdp_reset_parameters(t->model, (uint64_t)c->debug.seed));
         return fsdp__adapters_fill(c, t->model);
     }
-    double begin = fsdp__now();
-    FSDP_TRY(fsdp__hf_load_weights(t->model, c->model.hf_assets_path));
-    fsdp__say(&t->metrics, "weights of %s loaded in %.1f s\n", c->model.hf_assets_path,
-              fsdp__now() - begin);
+    FSDP_TRY(load_folder(t));
     FSDP_TRY(fsdp__adapters_fill(c, t->model));
     return fsdp_mark_changed(t->model);
 }
@@ -426,6 +435,7 @@ static fsdp_status save(trainer *t)
                           .skipped_in_row = t->update.skipped_in_row,
                           .schedule = t->schedule,
                           .has_schedule = true,
+                          .base = t->base,
                           .ema = t->update.ema,
                           .scaler = t->update.scaler};
     FSDP_TRY(fsdp__ckpt_save(t->model, t->opt, t->folder.checkpoints, &s));

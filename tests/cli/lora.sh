@@ -67,6 +67,19 @@ check "and one more" is "$code $(grep -c 'going on from part/checkpoint' out)" "
 check "resumed: the same losses" cmp run.losses part.losses
 check "resumed: the same adapters" cmp run/adapter/adapter_model.safetensors part/adapter/adapter_model.safetensors
 
+files() { cat part/checkpoint/step-$1/*.safetensors | grep -ac "$2"; }
+check "checkpoints hold the adapters" isnt "$(files $steps 'layers.0.mlp.up_proj.lora_A.weight')" 0
+check "and not the base" is "$(files $steps 'embed_tokens')" 0
+steps=$((2 * epoch + 1))
+"$FSDP" train -n 2 base.yaml --job.dump_folder base2 --debug.seed 5 >out 2>err
+lora part -n 2 --model.hf_assets_path base2/hf
+check "going on beside another base" is "$code $(grep -c 'trained beside another base (fingerprint' err | sed 's/[1-9]/some/')" "1 some"
+lora part -n 2 --checkpoint.initial_load_in_hf false
+check "or none" is "$code $(grep -c 'it holds the trained parameters alone' err | sed 's/[1-9]/some/')" "1 some"
+lora part -n 2
+check "on two ranks, beside the one that it was" is "$code $(grep -c 'going on from part/checkpoint' out)" "0 1"
+steps=$((2 * epoch))
+
 lora drop2 -n 2 --lora.dropout 0.3
 lora drop4 -n 4 --lora.dropout 0.3
 check "dropout: two ranks and four" cmp drop2.losses drop4.losses

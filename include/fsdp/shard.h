@@ -156,6 +156,28 @@ FSDP_API fsdp_status fsdp_set_post_optim_event(fsdp_module *m, fsdp_event *e);
 /* off: more backwards follow, and what this one left unfinished may stay so. */
 FSDP_API fsdp_status fsdp_set_is_last_backward(fsdp_module *m, int on);
 
+/* Whole parameters for a scope, between iterations (FSDP-1: summon_full_params):
+ * of m's unit, with recurse also of those below, as private copies in the
+ * parameters' own dtype. Until the end modules see them; a forward under
+ * no_grad computes with them and runs no collective, one with gradients is
+ * refused. begin is collective over the ranks that shard m. */
+typedef struct fsdp_summon_options {
+    int recurse;        /* 1 */
+    int writeback;      /* 1: what each rank wrote into its own rows is kept */
+    int rank0_only;     /* 0; 1: the others keep shards; not with writeback */
+    int offload_to_cpu; /* 0; 1: the copies count as `other`, not as unsharded:
+                           on the CPU they are where they would go to */
+} fsdp_summon_options;
+FSDP_API fsdp_summon_options fsdp_summon_defaults(void);
+typedef struct fsdp_summon fsdp_summon;
+/* o NULL: the defaults. */
+FSDP_API fsdp_status fsdp_summon_full_params_begin(fsdp_module *m,
+                                                   const fsdp_summon_options *o,
+                                                   fsdp_summon **out);
+/* Ends the scope, also while an error is kept (nothing is written back then),
+ * or when it returns one. NULL: nothing. */
+FSDP_API fsdp_status fsdp_summon_full_params_end(fsdp_summon *s);
+
 /* m's method (fsdp_module_add_method) gathers, casts, frees and reduces as its
  * forward does. Nothing where m is no sharded module; FSDP_NOT_FOUND where it
  * has no such method. */

@@ -117,8 +117,7 @@ static fsdp_status to_dtype(void *shard, fsdp_dtype t, bool only_ask)
 
 /* ---- another parameter ----------------------------------------------------------------- */
 
-/* This rank's rows of `from`, which is whole, into the shard of p. */
-static void take_rows(fsdp__fparam *p, const fsdp_tensor *from)
+void fsdp__param_take_rows(fsdp__fparam *p, const fsdp_tensor *from)
 {
     int dim = 0;
     int64_t row0, sizes[FSDP_MAX_DIMS];
@@ -157,7 +156,7 @@ static fsdp_status replace(void *shard, fsdp_param *by)
         FSDP_TRY(s);
     }
     FSDP_TRY(fsdp_set_grad(p->sharded, NULL));
-    if (values) take_rows(p, by->t);
+    if (values) fsdp__param_take_rows(p, by->t);
     st->poisoned = st->device != FSDP_META && !values;
     return FSDP_OK;
 }

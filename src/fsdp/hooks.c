@@ -215,6 +215,7 @@ static fsdp_status root_pre_forward(fsdp__tree *t, fsdp__unit *u)
 fsdp_status fsdp__pre_forward(void *arg, fsdp_module *m, fsdp_values *in)
 {
     fsdp__unit *u = arg;
+    if (u->summoned) return fsdp__summoned_forward(u);
     if (!u->tree) FSDP_TRY(fsdp__tree_init(m));
     fsdp__tree *t = u->tree;
     const fsdp_mixed_precision_policy *mp = &u->opt.mp_policy;
@@ -267,7 +268,7 @@ fsdp_status fsdp__post_forward(void *arg, fsdp_module *m, const fsdp_values *in,
     fsdp__unit *u = arg;
     fsdp__tree *t = u->tree;
     bool grad = fsdp_grad_enabled() != 0, all = true;
-    if (fsdp_in_backward()) return cast_all(out, u->opt.mp_policy.output_dtype);
+    if (u->summoned || fsdp_in_backward()) return cast_all(out, u->opt.mp_policy.output_dtype);
     for (int k = 0; k < u->n_modules; k++) {
         u->ran[k] = u->ran[k] || u->modules[k] == m;
         all = all && u->ran[k];

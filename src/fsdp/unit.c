@@ -82,6 +82,11 @@ bool fsdp__unit_stale(const fsdp__unit *u)
 
 fsdp_status fsdp__unit_unshard(fsdp__unit *u, bool ahead)
 {
+    if (u->summoned)
+        return fsdp__fail(FSDP_INVALID_STATE,
+                          "unit \"%s\" is to be gathered inside fsdp_summon_full_params; end that "
+                          "scope first",
+                          u->name);
     if (u->state == FSDP__WHOLE && fsdp__unit_stale(u)) FSDP_TRY(fsdp__unit_reshard(u));
     if (u->state == FSDP__PART && fsdp__unit_stale(u)) FSDP_TRY(fsdp__unit_reshard(u));
     if (!fsdp__unit_resting(u) || u->n_params == 0) return FSDP_OK;

@@ -73,6 +73,7 @@ struct fsdp__unit {
     int n_modules, n_seen; /* n_seen: while the tree is put together */
     bool *ran;      /* (n_modules), in the open pass */
     bool open;      /* a pass is on */
+    bool summoned;  /* whole copies stand on the modules (summon.c) */
     fsdp__use *use; /* of the open pass; own reference */
     fsdp__tree *tree; /* NULL until the root's first forward */
     fsdp__unit **tied, **users; /* units of weights that this one shares; of a tied weight: of whom */
@@ -339,6 +340,12 @@ fsdp_status fsdp__buffers_follow_rules(fsdp__tree *t);
 
 /* ---- change.c: parameters that change after they were sharded ---------------------------- */
 extern const fsdp__shard_ops fsdp__shard_ops_of_units;
+/* This rank's rows of `from`, which is whole, into the shard of p. */
+void fsdp__param_take_rows(fsdp__fparam *p, const fsdp_tensor *from);
+
+/* ---- summon.c ------------------------------------------------------------------------------- */
+/* Whether a forward may run on the summoned copies. */
+fsdp_status fsdp__summoned_forward(const fsdp__unit *u);
 
 /* ---- steer.c ------------------------------------------------------------------------------- */
 /* The unit of m; an error for a module without one. */

@@ -153,6 +153,11 @@ FSDP_API fsdp_status fsdp_set_modules_to_backward_prefetch(
 /* The gathers of the next forward of the root m wait for e, once: for an
  * optimizer's step that is still under way. e must live until then. */
 FSDP_API fsdp_status fsdp_set_post_optim_event(fsdp_module *m, fsdp_event *e);
+/* The roots of the list (pipeline stages, say) reduce as if they were one tree:
+ * no more reductions are unfinished than in one, and their gathers, over one
+ * mesh, are in the order of the program anyway. n 0: nothing. Makes each of
+ * them a root now, so parameters must have memory. */
+FSDP_API fsdp_status fsdp_share_comm_ctx(fsdp_module *const *list, int n);
 /* off: more backwards follow, and what this one left unfinished may stay so. */
 FSDP_API fsdp_status fsdp_set_is_last_backward(fsdp_module *m, int on);
 

@@ -91,7 +91,7 @@ static void drop_whole(fsdp__unit *u)
 
 static void enqueue(fsdp__unit *u, fsdp__reduce_stage stage)
 {
-    fsdp__unit **end = &u->tree->reducing;
+    fsdp__unit **end = &u->tree->queue->first;
     while (*end)
         end = &(*end)->reduce_next;
     *end = u;
@@ -101,7 +101,7 @@ static void enqueue(fsdp__unit *u, fsdp__reduce_stage stage)
 
 static void dequeue(fsdp__unit *u)
 {
-    fsdp__unit **at = u->tree ? &u->tree->reducing : NULL;
+    fsdp__unit **at = u->tree ? &u->tree->queue->first : NULL;
     while (at && *at && *at != u)
         at = &(*at)->reduce_next;
     if (at && *at) *at = u->reduce_next;
@@ -320,8 +320,8 @@ static fsdp_status end_replicas(fsdp__unit *u)
 /* The sums go over the replicas, as soon as those of the unit before are over. */
 static fsdp_status begin_replicas(fsdp__unit *u)
 {
-    while (u->tree->reducing != u)
-        FSDP_TRY(end_replicas(u->tree->reducing));
+    while (u->tree->queue->first != u)
+        FSDP_TRY(end_replicas(u->tree->queue->first));
     FSDP_TRY(fsdp__sums_begin(u, &u->reduce));
     u->stage = FSDP__REDUCE_REPLICAS;
     if (u->R == 1) FSDP_TRY(fsdp__hook_begin(u));
@@ -356,7 +356,7 @@ static fsdp_status make_room(fsdp__tree *t, int most)
     for (;;) {
         fsdp__unit *oldest = NULL;
         int n = 0;
-        for (fsdp__unit *u = t->reducing; u; u = u->reduce_next)
+        for (fsdp__unit *u = t->queue->first; u; u = u->reduce_next)
             if (holds_whole(u) && n++ == 0) oldest = u;
         if (n <= most) return FSDP_OK;
         FSDP_TRY(oldest->stage == FSDP__REDUCE_SCATTER ? end_scatter(oldest)
@@ -373,15 +373,15 @@ static fsdp_status go_on(fsdp__unit *u)
 static fsdp_status finish_up_to(fsdp__unit *u)
 {
     while (u->stage != FSDP__REDUCE_NONE)
-        FSDP_TRY(go_on(u->tree->reducing));
+        FSDP_TRY(go_on(u->tree->queue->first));
     return FSDP_OK;
 }
 
 fsdp_status fsdp__tree_finish_reduce(fsdp__tree *t)
 {
     FSDP_TRY(make_room(t, 0)); /* every unit's first stage, before the last of any is waited for */
-    while (t->reducing)
-        FSDP_TRY(go_on(t->reducing));
+    while (t->queue->first)
+        FSDP_TRY(go_on(t->queue->first));
     return FSDP_OK;
 }
 

@@ -233,6 +233,26 @@ fsdp_status fsdp_set_is_last_backward(fsdp_module *m, int on)
     return FSDP_OK;
 }
 
+fsdp_status fsdp_share_comm_ctx(fsdp_module *const *list, int n)
+{
+    if (fsdp_error()) return fsdp_error();
+    if (n < 0 || (n > 0 && !list))
+        return fsdp__fail(FSDP_INVALID_ARGUMENT, "fsdp_share_comm_ctx: %d modules at NULL", n);
+    fsdp__tree *first = NULL, *t;
+    for (int i = 0; i < n; i++) /* all of them before any changes */
+        FSDP_TRY(tree_of(list[i], "fsdp_share_comm_ctx", &t));
+    for (int i = 0; i < n; i++) {
+        FSDP_TRY(tree_of(list[i], "fsdp_share_comm_ctx", &t));
+        if (!first) first = t;
+        if (t->queue == first->queue) continue;
+        FSDP_TRY(fsdp__tree_finish_reduce(t));
+        fsdp__queue_release(t->queue);
+        t->queue = first->queue;
+        t->queue->refs++;
+    }
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_set_post_optim_event(fsdp_module *m, fsdp_event *e)
 {
     fsdp__tree *t;

@@ -283,11 +283,17 @@ static fsdp_status check_slice(const fsdp_mesh *m)
     return FSDP_OK;
 }
 
+void fsdp__queue_release(fsdp__queue *q)
+{
+    if (q && --q->refs == 0) free(q);
+}
+
 static void disband(fsdp__tree *t)
 {
     for (int i = 0; i < t->n_units; i++)
         t->units[i]->tree = NULL;
     fsdp__buffers_free(t);
+    fsdp__queue_release(t->queue);
     free(t->units);
     free(t);
 }
@@ -310,7 +316,9 @@ fsdp_status fsdp__tree_init(fsdp_module *root)
     t->root = root;
     t->last_backward = true;
     int64_t cap = 0;
-    fsdp_status s = collect(t, root, &cap);
+    t->queue = fsdp__calloc(1, sizeof *t->queue, "a queue of reductions");
+    if (t->queue) t->queue->refs = 1;
+    fsdp_status s = t->queue ? collect(t, root, &cap) : fsdp_error();
     if (s == FSDP_OK) s = name_units(t);
     if (s == FSDP_OK) s = settle(t);
     if (s == FSDP_OK) s = fsdp__buffers_collect(t);

@@ -220,6 +220,7 @@ void fsdp__unit_free(void *arg)
             fsdp__order_free(&t->train);
             fsdp__order_free(&t->eval);
             fsdp__buffers_free(t);
+            fsdp__queue_release(t->queue);
             free(t->post);
             free(t->units);
             free(t);

@@ -142,6 +142,12 @@ typedef struct fsdp__order {
     bool recording;
 } fsdp__order;
 
+/* Unfinished reductions, the oldest first. */
+typedef struct fsdp__queue {
+    fsdp__unit *first;
+    int refs;
+} fsdp__queue;
+
 /* A buffer below the root. */
 typedef struct fsdp__fbuffer {
     fsdp_module *module;
@@ -159,7 +165,7 @@ struct fsdp__tree {
     fsdp__order train, eval;
     fsdp__order *order; /* in force */
     fsdp__unit *forward_root; /* first unit entered; NULL outside a forward */
-    fsdp__unit *reducing;     /* unfinished reductions, the oldest first */
+    fsdp__queue *queue;       /* shared with other trees by fsdp_share_comm_ctx */
     fsdp__fbuffer *buffers;
     int64_t n_buffers, cap_buffers;
     int ahead;                /* units prefetched and not used yet */
@@ -328,6 +334,7 @@ void fsdp__offload_let_grad(fsdp__fparam *p);
 /* ---- tree.c ----------------------------------------------------------------------------- */
 /* Makes the tree of which m is the root, once; checks it against the other ranks. */
 fsdp_status fsdp__tree_init(fsdp_module *root);
+void fsdp__queue_release(fsdp__queue *q);
 fsdp__unit *fsdp__unit_of(const fsdp_module *m);
 
 /* ---- buffers.c --------------------------------------------------------------------------- */

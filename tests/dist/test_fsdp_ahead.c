@@ -345,12 +345,82 @@ static void test_part(void **state)
         }
 }
 
+/* ---- several roots that share one queue -------------------------------------------------------
+ */
+
+typedef struct stages {
+    int share, sharded;
+    int64_t gradients; /* peak bytes in backward */
+    double grads[3 * 64 * 64];
+} stages;
+
+/* Three roots after each other, as stages of a pipeline; one backward through all of them. */
+static fsdp_status stage_rank(void *arg)
+{
+    stages *r = arg;
+    enum { D = 64 };
+    fsdp_module *m[3];
+    for (int i = 0; i < 3; i++) {
+        m[i] = fsdp_linear_create(D, D, 0);
+        EXPECT(m[i] && (!r->sharded || fsdp_fully_shard(m[i], NULL) == FSDP_OK));
+        EXPECT(fsdp_reset_parameters(m[i], (uint64_t)i) == FSDP_OK);
+    }
+    if (r->share) EXPECT(fsdp_share_comm_ctx(m, 3) == FSDP_OK);
+    EXPECT(fsdp_share_comm_ctx(NULL, 0) == FSDP_OK);
+    for (int step = 0; step < 2; step++) {
+        fsdp_scope *scope = fsdp_scope_begin();
+        fsdp_tensor *h = fsdp_randn(FSDP_F32, 2, SIZES(2, D), 1, "x");
+        for (int i = 0; i < 3; i++) {
+            EXPECT(fsdp_zero_grad(m[i]) == FSDP_OK);
+            h = fsdp_call(m[i], h);
+        }
+        fsdp_memory_reset_peak();
+        EXPECT(fsdp_backward(fsdp_mean(fsdp_mul(h, h))) == FSDP_OK);
+        fsdp_memory_stats stats;
+        fsdp_memory_get(&stats);
+        for (int i = 0; i < 3; i++) {
+            fsdp_tensor *g = fsdp_grad(fsdp__param_kept(fsdp_module_param(m[i], "weight")));
+            EXPECT(g);
+            double *v = check_values(fsdp_dtensor_full(g));
+            if (v && fsdp_rank() == 0) memcpy(r->grads + i * D * D, v, D * D * sizeof *v);
+            free(v);
+        }
+        if (fsdp_rank() == 0) r->gradients = stats.peak[FSDP_GRADIENTS];
+        fsdp_scope_end(scope);
+    }
+    for (int i = 0; i < 3; i++)
+        fsdp_module_free(m[i]);
+    return FSDP_OK;
+}
+
+static void test_share(void **state)
+{
+    (void)state;
+    static stages plain, alone, shared;
+    plain = (stages){0};
+    check_ok(fsdp_run_threads(1, stage_rank, &plain));
+    for (int ranks = 2; ranks <= 4; ranks *= 2) {
+        alone = (stages){.sharded = 1};
+        shared = (stages){.sharded = 1, .share = 1};
+        check_ok(fsdp_run_threads(ranks, stage_rank, &alone));
+        check_ok(fsdp_run_threads(ranks, stage_rank, &shared));
+        assert_memory_equal(alone.grads, shared.grads, sizeof alone.grads);
+        assert_true(net_distance(shared.grads, plain.grads, 3 * 64 * 64) < 1e-6);
+        /* Of their own, all three may hold a whole gradient that is being reduced; as one tree, one
+         * does beside the one that is computed. */
+        int64_t whole = 64 * 64 * 4,
+                shards = 2 * whole / ranks; /* the last is made after the peak */
+        assert_int_equal(alone.gradients, 3 * whole + shards);
+        assert_int_equal(shared.gradients, 2 * whole + shards);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_handles),        cmocka_unit_test(test_explicit),
         cmocka_unit_test(test_after_backward), cmocka_unit_test(test_event),
-        cmocka_unit_test(test_part),
+        cmocka_unit_test(test_part),           cmocka_unit_test(test_share),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -59,7 +59,7 @@ static fsdp_tensor *watch_backward(void *arg, fsdp_tensor *g)
 {
     (void)g;
     watch *w = arg;
-    fsdp__unit *r = fsdp__unit_of(w->root)->tree->reducing;
+    fsdp__unit *r = fsdp__unit_of(w->root)->tree->queue->first;
     if (!r || !r->reduce) return NULL;
     if (!ends(r->reduce)) w->failed++;
     w->reductions++;

@@ -161,9 +161,9 @@ FSDP_API fsdp_status fsdp_share_comm_ctx(fsdp_module *const *list, int n);
 /* off: more backwards follow, and what this one left unfinished may stay so. */
 FSDP_API fsdp_status fsdp_set_is_last_backward(fsdp_module *m, int on);
 
-/* Whole parameters for a scope, between iterations (FSDP-1: summon_full_params):
- * of m's unit, with recurse also of those below, as private copies in the
- * parameters' own dtype. Until the end modules see them; a forward under
+/* Whole parameters for a scope, between iterations (summon_full_params of
+ * FSDP-1): of m's unit, with recurse also of those below, as private copies in
+ * the parameters' own dtype. Until the end modules see them; a forward under
  * no_grad computes with them and runs no collective, one with gradients is
  * refused. begin is collective over the ranks that shard m. */
 typedef struct fsdp_summon_options {

@@ -12,7 +12,7 @@
  * factor scale * log2(e) (in the transposed keys), so that weights are powers
  * of two; lse is turned back to the natural logarithm.
  *
- * Invariants: tiles of keys begin at multiples of KEYS whatever the row, and a
+ * Invariants: tiles of keys begin at multiples of their size whatever the row, and a
  * row's sums run over keys in order; so a result depends neither on the cut
  * into parts nor on the row's place. Keys that a row does not see have weight
  * zero; tiles that no row sees are not touched. Padding is zero.
@@ -28,15 +28,16 @@
 #include "base/thread.h"
 #include "tensor/kernel_attention_internal.h"
 #include "tensor/kernel_scratch.h"
+#include "tensor/kernel_set.h"
 
 enum {
-    QUERIES = 48,    /* rows of a tile; a multiple of each mr */
-    KEYS = 96,       /* columns; a multiple of each mr and nr */
-    KEYS_PART = 24,  /* keys that share their first query in dk and dv */
-    PART_ROWS = 384, /* query rows, over the group's heads, of a forward part */
-    LD_PAD = 16,     /* keeps rows of a tile off each other's cache sets */
-    LDS = KEYS + LD_PAD,
-    STRIPS = QUERIES / 4 /* at most */
+    QUERIES = 48,         /* rows of a tile, at most: the instruction set says how many */
+    KEYS = 96,            /* columns, at most */
+    PART_ROWS = 384,      /* query rows, over the group's heads, of a forward part */
+    ROWS_AHEAD = 16,      /* whose products with the output's gradient come later */
+    LD_PAD = 16,          /* keeps rows of a tile off each other's cache sets */
+    STRIPS = QUERIES / 4, /* at most */
+    STRIP_MOST = 8        /* rows of a strip */
 };
 
 static const float LOG2E = 1.44269504f;
@@ -49,11 +50,13 @@ typedef struct job {
     const void *q, *k, *v, *out_read, *dout;
     void *out, *dq, *dk, *dv;
     float *lse;
-    int64_t group;      /* G */
-    int64_t ldd;        /* P + LD_PAD */
-    int64_t columns;    /* P */
-    int64_t rows, cuts; /* queries of one forward part, and parts of one (b,kv) */
-    atomic_int failed;  /* a part had no memory */
+    int64_t group;         /* G */
+    int64_t queries, keys; /* of a tile */
+    int64_t lds;           /* keys + LD_PAD */
+    int64_t ldd;           /* P + LD_PAD */
+    int64_t columns;       /* P */
+    int64_t rows, cuts;    /* queries of one forward part, and parts of one (b,kv) */
+    atomic_int failed;     /* a part had no memory */
 } job;
 
 static int64_t round_up(int64_t n, int64_t to)
@@ -96,6 +99,16 @@ static void load_rows(const job *j, const void *x, int64_t at, int64_t stride, i
         memset(y + i * j->ldd, 0, (size_t)j->columns * 4);
 }
 
+/* Memory begins to fetch rows that the next tile loads: they lie too far apart to be guessed. */
+static void fetch_rows(const job *j, const void *x, int64_t at, int64_t stride, int64_t n)
+{
+    const int64_t size = (int64_t)fsdp_dtype_size(j->a->t), bytes = j->a->D * size;
+    const char *row = (const char *)x + at * size;
+    for (int64_t i = 0; i < n; i++, row += stride * size)
+        for (int64_t k = 0; k < bytes; k += 64)
+            __builtin_prefetch(row + k, 0, 2);
+}
+
 typedef float vec8 __attribute__((vector_size(32), aligned(4), may_alias));
 
 static void add_to(float *y, const float *x, int64_t n)
@@ -107,26 +120,14 @@ static void add_to(float *y, const float *x, int64_t n)
         y[i] += x[i];
 }
 
-/* One row x (D) into, or added to, y of dtype dt; x may be overwritten. */
-static void store_row(void *y, int64_t at, fsdp_dtype dt, float *x, int64_t D, int add)
+/* One row x (D) into, or added to, y of dtype dt. */
+static void store_row(void *y, int64_t at, fsdp_dtype dt, const float *x, int64_t D, int add)
 {
     char *p = (char *)y + (size_t)at * fsdp_dtype_size(dt);
-    if (!add) {
+    if (dt == FSDP_F16 && !add)
         fsdp__convert(p, dt, x, FSDP_F32, (size_t)D);
-    } else if (dt == FSDP_F32) {
-        add_to((float *)(void *)p, x, D);
-    } else if (dt == FSDP_F64) {
-        for (int64_t d = 0; d < D; d++)
-            ((double *)(void *)p)[d] += (double)x[d];
-    } else {
-        float old[64];
-        for (int64_t d = 0; d < D; d += 64) {
-            int64_t n = min64(64, D - d);
-            fsdp__convert(old, FSDP_F32, p + 2 * d, dt, (size_t)n);
-            add_to(x + d, old, n);
-            fsdp__convert(p + 2 * d, dt, x + d, FSDP_F32, (size_t)n);
-        }
-    }
+    else
+        fsdp__kernel_set_for(FSDP_F32, dt)->copy(D, x, FSDP_F32, p, dt, add);
 }
 
 /* ---- one tile: which keys, dropout ----------------------------------------------- */
@@ -206,21 +207,44 @@ static void keep_factors(const fsdp__attention *a, int64_t b, int64_t h, int64_t
 typedef struct forward {
     float *q, *o;             /* (G * rows, ldd) */
     float *max, *sum;         /* (G * rows) */
-    float *keys, *kt, *v, *s; /* (KEYS,ldd), (P,LDS), (KEYS,ldd), (QUERIES,LDS) */
+    float *keys, *kt, *v, *s; /* (keys,ldd), (P,lds), (keys,ldd), (queries,lds) */
 } forward;
 
 static bool forward_take(const job *j, int64_t rows, forward *f)
 {
     int64_t all = j->group * rows;
-    int64_t total = 2 * round_up(all * j->ldd, 16) + 2 * round_up(all, 16) + 2 * KEYS * j->ldd +
-                    j->columns * LDS + QUERIES * LDS;
+    int64_t total = 2 * round_up(all * j->ldd, 16) + 2 * round_up(all, 16) + 2 * j->keys * j->ldd +
+                    j->columns * j->lds + j->queries * j->lds;
     float *at = fsdp__scratch(FSDP__SCRATCH_ATTENTION, (size_t)total * 4);
     if (!at) return false;
     f->q = take(&at, all * j->ldd), f->o = take(&at, all * j->ldd);
     f->max = take(&at, all), f->sum = take(&at, all);
-    f->keys = take(&at, KEYS * j->ldd), f->v = take(&at, KEYS * j->ldd);
-    f->kt = take(&at, j->columns * LDS), f->s = take(&at, QUERIES * LDS);
+    f->keys = take(&at, j->keys * j->ldd), f->v = take(&at, j->keys * j->ldd);
+    f->kt = take(&at, j->columns * j->lds), f->s = take(&at, j->queries * j->lds);
     return true;
+}
+
+/* The scores of the strip from row r on become weights, and its older results are brought to the
+ * new maxima. */
+static void forward_weights(const job *j, const forward *f, const view *w, int64_t b, int64_t h,
+                            int64_t t0, int64_t first, int64_t r, int64_t k0)
+{
+    const fsdp__attention_tile *x = j->tile;
+    int64_t strip = r / x->mr, lo = w->strip_lo[strip], width = w->strip_hi[strip] - lo;
+    int64_t rows = min64(x->mr, w->rows - r);
+    float *s = f->s + r * j->lds, factor[STRIP_MOST], keep[KEYS];
+    if (width <= 0) return;
+    for (int64_t i = 0; i < rows; i++)
+        hide(w, r + i, strip, s + i * j->lds, -INFINITY);
+    x->softmax(s + lo, j->lds, rows, width, f->max + first + r, f->sum + first + r, factor);
+    for (int64_t i = 0; i < rows; i++) {
+        if (factor[i] != 1.0f) x->scale(f->o + (first + r + i) * j->ldd, j->columns, factor[i]);
+        if (!(j->a->drop_p > 0)) continue;
+        int64_t from = w->lo[r + i], seen = w->hi[r + i] - from;
+        keep_factors(j->a, b, h, t0 + r + i, k0 + from, seen, keep);
+        for (int64_t k = 0; k < seen; k++)
+            s[i * j->lds + from + k] *= keep[k];
+    }
 }
 
 /* One tile: scores, weights, and their product with the values. first: row of
@@ -231,36 +255,23 @@ static void forward_tile(const job *j, const forward *f, int64_t b, int64_t h, i
     const fsdp__attention *a = j->a;
     const fsdp__attention_tile *x = j->tile;
     view w;
-    float keep[KEYS];
     view_make(j, t0, n, k0, nk, &w);
     if (w.min >= w.max) return;
     for (int64_t s = 0, run; s < w.strips; s += run) {
         run = view_run(&w, s);
         int64_t lo = w.strip_lo[s], r = s * x->mr;
         x->multiply(run * x->mr, w.strip_hi[s] - lo, a->D, f->q + (first + r) * j->ldd, j->ldd, 1,
-                    f->kt + lo, LDS, f->s + r * LDS + lo, LDS, 0);
+                    f->kt + lo, j->lds, f->s + r * j->lds + lo, j->lds, 0);
     }
-    for (int64_t i = 0; i < n; i++) {
-        int64_t strip = i / x->mr, lo = w.strip_lo[strip], width = w.strip_hi[strip] - lo;
-        float *row = f->s + i * LDS;
-        hide(&w, i, strip, row, -INFINITY);
-        if (width <= 0) continue;
-        float by = x->softmax(row + lo, width, &f->max[first + i], &f->sum[first + i]);
-        if (by != 1.0f) x->scale(f->o + (first + i) * j->ldd, j->columns, by);
-        if (a->drop_p > 0) {
-            int64_t seen = w.hi[i] - w.lo[i];
-            keep_factors(a, b, h, t0 + i, k0 + w.lo[i], seen, keep);
-            for (int64_t k = 0; k < seen; k++)
-                row[w.lo[i] + k] *= keep[k];
-        }
-    }
+    for (int64_t r = 0; r < n; r += x->mr)
+        forward_weights(j, f, &w, b, h, t0, first, r, k0);
     /* Rows of the last strip beyond n: their sums are not read. */
     for (int64_t i = n; i < w.strips * x->mr; i++)
-        memset(f->s + i * LDS, 0, KEYS * 4);
+        memset(f->s + i * j->lds, 0, j->keys * 4);
     for (int64_t s = 0, run; s < w.strips; s += run) {
         run = view_run(&w, s);
         int64_t lo = w.strip_lo[s], r = s * x->mr;
-        x->multiply(run * x->mr, j->columns, w.strip_hi[s] - lo, f->s + r * LDS + lo, LDS, 1,
+        x->multiply(run * x->mr, j->columns, w.strip_hi[s] - lo, f->s + r * j->lds + lo, j->lds, 1,
                     f->v + lo * j->ldd, j->ldd, f->o + (first + r) * j->ldd, j->ldd, 1);
     }
 }
@@ -283,55 +294,105 @@ static void load_keys(const job *j, int64_t b, int64_t kv, int64_t k0, int64_t n
                       float *kt)
 {
     const fsdp__attention *a = j->a;
-    load_rows(j, j->k, fsdp__attention_at(a->k_stride, b, k0, kv), a->k_stride[1], nk, KEYS, keys);
-    j->tile->transpose(keys, j->ldd, KEYS, j->columns, a->scale * LOG2E, kt, LDS);
+    load_rows(j, j->k, fsdp__attention_at(a->k_stride, b, k0, kv), a->k_stride[1], nk, j->keys,
+              keys);
+    j->tile->transpose(keys, j->ldd, j->keys, j->columns, a->scale * LOG2E, kt, j->lds);
 }
 
-/* One (b, kv, cut of the queries); the last cuts, which see most, go first. */
+/* The tile of keys and values from k0 on, as far as `end`. */
+static void fetch_keys(const job *j, int64_t b, int64_t kv, int64_t k0, int64_t end)
+{
+    const fsdp__attention *a = j->a;
+    int64_t n = min64(j->keys, end - k0);
+    fetch_rows(j, j->k, fsdp__attention_at(a->k_stride, b, k0, kv), a->k_stride[1], n);
+    fetch_rows(j, j->v, fsdp__attention_at(a->v_stride, b, k0, kv), a->v_stride[1], n);
+}
+
+/* What a part of the forward works on; the last cuts, which see most, go first. */
+typedef struct place {
+    int64_t b, kv;
+    int64_t t0, n;  /* its queries */
+    int64_t lo, hi; /* what they see of the keys */
+} place;
+
+static place place_of(const job *j, int64_t part)
+{
+    const fsdp__attention *a = j->a;
+    place p = {.b = part / (a->KV * j->cuts), .kv = part / j->cuts % a->KV};
+    int64_t unused;
+    p.t0 = (j->cuts - 1 - part % j->cuts) * j->rows;
+    p.n = min64(j->rows, a->T - p.t0);
+    fsdp__attention_span(a, p.t0, &p.lo, &unused);
+    fsdp__attention_span(a, p.t0 + p.n - 1, &unused, &p.hi);
+    p.lo = p.lo / j->keys * j->keys;
+    return p;
+}
+
+/* Queries i .. of head g of the group, as far as a tile reaches. */
+static void fetch_queries(const job *j, const place *p, int64_t g, int64_t i)
+{
+    int64_t at = fsdp__attention_at(j->a->q_stride, p->b, p->t0 + i, p->kv * j->group + g);
+    fetch_rows(j, j->q, at, j->a->q_stride[1], min64(j->queries, p->n - i));
+}
+
+/* The queries of a part, its results still zero. */
+static void forward_begin(const job *j, const forward *f, const place *p, int64_t rows)
+{
+    const fsdp__attention *a = j->a;
+    for (int64_t g = 0; g < j->group; g++) {
+        load_rows(j, j->q, fsdp__attention_at(a->q_stride, p->b, p->t0, p->kv * j->group + g),
+                  a->q_stride[1], p->n, rows, f->q + g * rows * j->ldd);
+        for (int64_t i = 0; i < rows; i++) {
+            f->max[g * rows + i] = -INFINITY;
+            f->sum[g * rows + i] = 0;
+            memset(f->o + (g * rows + i) * j->ldd, 0, (size_t)j->columns * 4);
+        }
+    }
+}
+
+/* One (b, kv, cut of the queries). Meanwhile memory fetches the next tile of keys, and with the
+ * first tile the queries of the part that comes next, here or on another thread. */
 static void forward_part(void *arg, int64_t part)
 {
     job *j = arg;
     const fsdp__attention *a = j->a;
-    int64_t b = part / (a->KV * j->cuts), kv = part / j->cuts % a->KV;
-    int64_t t0 = (j->cuts - 1 - part % j->cuts) * j->rows, n = min64(j->rows, a->T - t0);
-    int64_t rows = round_up(n, QUERIES), lo, hi, unused;
+    const place p = place_of(j, part);
+    const bool last = part + 1 == a->B * a->KV * j->cuts;
+    const place next = last ? (place){0} : place_of(j, part + 1);
+    int64_t rows = round_up(p.n, j->queries);
     forward f;
     if (!forward_take(j, rows, &f)) {
         atomic_store(&j->failed, 1);
         return;
     }
-    for (int64_t g = 0; g < j->group; g++) {
-        load_rows(j, j->q, fsdp__attention_at(a->q_stride, b, t0, kv * j->group + g),
-                  a->q_stride[1], n, rows, f.q + g * rows * j->ldd);
-        for (int64_t i = 0; i < rows; i++) {
-            f.max[g * rows + i] = -INFINITY;
-            f.sum[g * rows + i] = 0;
-            memset(f.o + (g * rows + i) * j->ldd, 0, (size_t)j->columns * 4);
-        }
-    }
-    fsdp__attention_span(a, t0, &lo, &unused);
-    fsdp__attention_span(a, t0 + n - 1, &unused, &hi);
-    for (int64_t k0 = lo / KEYS * KEYS; k0 < hi; k0 += KEYS) {
-        int64_t nk = min64(KEYS, a->S - k0);
-        load_keys(j, b, kv, k0, nk, f.keys, f.kt);
-        load_rows(j, j->v, fsdp__attention_at(a->v_stride, b, k0, kv), a->v_stride[1], nk, KEYS,
-                  f.v);
+    forward_begin(j, &f, &p, rows);
+    for (int64_t k0 = p.lo; k0 < p.hi; k0 += j->keys) {
+        int64_t nk = min64(j->keys, a->S - k0);
+        load_keys(j, p.b, p.kv, k0, nk, f.keys, f.kt);
+        load_rows(j, j->v, fsdp__attention_at(a->v_stride, p.b, k0, p.kv), a->v_stride[1], nk,
+                  j->keys, f.v);
+        fetch_keys(j, p.b, p.kv, k0 + j->keys, p.hi);
         for (int64_t g = 0; g < j->group; g++)
-            for (int64_t i = 0; i < n; i += QUERIES)
-                forward_tile(j, &f, b, kv * j->group + g, t0 + i, g * rows + i,
-                             min64(QUERIES, n - i), k0, nk);
+            for (int64_t i = 0; i < p.n; i += j->queries) {
+                if (k0 == p.lo && !last) fetch_queries(j, &next, g, i);
+                forward_tile(j, &f, p.b, p.kv * j->group + g, p.t0 + i, g * rows + i,
+                             min64(j->queries, p.n - i), k0, nk);
+            }
     }
     for (int64_t g = 0; g < j->group; g++)
-        for (int64_t i = 0; i < n; i++)
-            forward_store(j, &f, b, kv * j->group + g, t0 + i, g * rows + i);
+        for (int64_t i = 0; i < p.n; i++)
+            forward_store(j, &f, p.b, p.kv * j->group + g, p.t0 + i, g * rows + i);
 }
 
 static void job_sizes(job *j)
 {
     j->group = j->a->H / j->a->KV;
+    j->queries = j->tile->queries;
+    j->keys = j->tile->keys;
+    j->lds = j->keys + LD_PAD;
     j->columns = round_up(j->a->D, j->tile->nr);
     j->ldd = j->columns + LD_PAD;
-    j->rows = max64(PART_ROWS / j->group / QUERIES, 1) * QUERIES;
+    j->rows = max64(PART_ROWS / j->group / j->queries, 1) * j->queries;
     j->cuts = (j->a->T + j->rows - 1) / j->rows;
 }
 
@@ -357,10 +418,10 @@ fsdp_status fsdp__k_attention(const fsdp__attention *a, const void *q, const voi
 
 /* The scratch of one (b,kv). */
 typedef struct backward {
-    float *keys, *kt, *vt; /* (KEYS,ldd), (P,LDS), (P,LDS) */
-    float *dk, *dv;        /* (KEYS,ldd) */
-    float *q, *dout, *dq;  /* (QUERIES,ldd) */
-    float *s, *dp;         /* (QUERIES,LDS) */
+    float *keys, *kt, *vt; /* (keys,ldd), (P,lds), (P,lds) */
+    float *dk, *dv;        /* (keys,ldd) */
+    float *q, *dout, *dq;  /* (queries,ldd) */
+    float *s, *dp;         /* (queries,lds) */
     float *delta;          /* (G,T) */
     float *sums;           /* (G,T,D): dq in f32, unless dq itself is f32 */
 } backward;
@@ -370,17 +431,17 @@ static bool backward_take(const job *j, backward *w)
     const fsdp__attention *a = j->a;
     bool narrow = j->dq && j->g->dt != FSDP_F32;
     int64_t rows = j->group * a->T;
-    int64_t total = 3 * KEYS * j->ldd + 2 * j->columns * LDS + 3 * QUERIES * j->ldd +
-                    2 * QUERIES * LDS + round_up(rows, 16) +
+    int64_t total = 3 * j->keys * j->ldd + 2 * j->columns * j->lds + 3 * j->queries * j->ldd +
+                    2 * j->queries * j->lds + round_up(rows, 16) +
                     (narrow ? round_up(rows * a->D, 16) : 0);
     float *at = fsdp__scratch(FSDP__SCRATCH_ATTENTION, (size_t)total * 4);
     if (!at) return false;
-    w->keys = take(&at, KEYS * j->ldd);
-    w->dk = take(&at, KEYS * j->ldd), w->dv = take(&at, KEYS * j->ldd);
-    w->kt = take(&at, j->columns * LDS), w->vt = take(&at, j->columns * LDS);
-    w->q = take(&at, QUERIES * j->ldd), w->dout = take(&at, QUERIES * j->ldd);
-    w->dq = take(&at, QUERIES * j->ldd);
-    w->s = take(&at, QUERIES * LDS), w->dp = take(&at, QUERIES * LDS);
+    w->keys = take(&at, j->keys * j->ldd);
+    w->dk = take(&at, j->keys * j->ldd), w->dv = take(&at, j->keys * j->ldd);
+    w->kt = take(&at, j->columns * j->lds), w->vt = take(&at, j->columns * j->lds);
+    w->q = take(&at, j->queries * j->ldd), w->dout = take(&at, j->queries * j->ldd);
+    w->dq = take(&at, j->queries * j->ldd);
+    w->s = take(&at, j->queries * j->lds), w->dp = take(&at, j->queries * j->lds);
     w->delta = take(&at, rows);
     w->sums = narrow ? take(&at, rows * a->D) : NULL;
     if (narrow) memset(w->sums, 0, (size_t)(rows * a->D) * 4);
@@ -394,7 +455,9 @@ static void backward_begin(const job *j, const backward *w, int64_t b, int64_t k
     const fsdp__attention *a = j->a;
     for (int64_t g = 0; g < j->group; g++)
         for (int64_t t = 0; t < a->T; t++) {
-            int64_t h = kv * j->group + g;
+            int64_t h = kv * j->group + g, ahead = min64(a->T - 1 - t, ROWS_AHEAD);
+            fetch_rows(j, j->out_read, fsdp__attention_at(a->o_stride, b, t + ahead, h), 0, 1);
+            fetch_rows(j, j->dout, fsdp__attention_at(j->g->do_stride, b, t + ahead, h), 0, 1);
             load_rows(j, j->out_read, fsdp__attention_at(a->o_stride, b, t, h), 0, 1, 1, w->q);
             load_rows(j, j->dout, fsdp__attention_at(j->g->do_stride, b, t, h), 0, 1, 1, w->dout);
             w->delta[g * a->T + t] = j->tile->dot(w->q, w->dout, j->columns);
@@ -409,18 +472,18 @@ static void backward_begin(const job *j, const backward *w, int64_t b, int64_t k
 static void backward_keys(const job *j, const backward *w, const view *v)
 {
     const fsdp__attention_tile *x = j->tile;
-    int64_t step = v->same ? KEYS : KEYS_PART;
-    for (int64_t k = v->min / KEYS_PART * KEYS_PART; k < v->max; k += step) {
-        int64_t n = min64(step, round_up(v->max - k, KEYS_PART)), first = 0, end = v->rows;
+    int64_t step = v->same ? j->keys : j->tile->keys_part;
+    for (int64_t k = v->min / j->tile->keys_part * j->tile->keys_part; k < v->max; k += step) {
+        int64_t n = min64(step, round_up(v->max - k, j->tile->keys_part)), first = 0, end = v->rows;
         while (first < end && (v->hi[first] <= k || v->lo[first] >= k + n))
             first++;
         while (first < end && (v->hi[end - 1] <= k || v->lo[end - 1] >= k + n))
             end--;
         if (j->dv)
-            x->multiply(n, j->columns, end - first, w->s + first * LDS + k, 1, LDS,
+            x->multiply(n, j->columns, end - first, w->s + first * j->lds + k, 1, j->lds,
                         w->dout + first * j->ldd, j->ldd, w->dv + k * j->ldd, j->ldd, 1);
         if (j->dk)
-            x->multiply(n, j->columns, end - first, w->dp + first * LDS + k, 1, LDS,
+            x->multiply(n, j->columns, end - first, w->dp + first * j->lds + k, 1, j->lds,
                         w->q + first * j->ldd, j->ldd, w->dk + k * j->ldd, j->ldd, 1);
     }
 }
@@ -436,12 +499,16 @@ static void backward_queries(const job *j, const backward *w, const view *v, int
         run = view_run(v, s);
         int64_t lo = v->strip_lo[s], r = s * x->mr;
         if (v->strip_hi[s] <= lo) continue;
-        x->multiply(run * x->mr, j->columns, v->strip_hi[s] - lo, w->dp + r * LDS + lo, LDS, 1,
-                    w->keys + lo * j->ldd, j->ldd, w->dq + r * j->ldd, j->ldd, 0);
-        for (int64_t i = r; i < min64(v->rows, r + run * x->mr); i++)
-            add_to(w->sums ? w->sums + (first + i) * a->D
-                           : (float *)j->dq + fsdp__attention_at(j->g->dq_stride, b, t0 + i, h),
-                   w->dq + i * j->ldd, a->D);
+        /* Where whole strips of whole vectors lie there, they are added by the product itself. */
+        bool direct = a->D == j->columns && r + run * x->mr <= v->rows;
+        int64_t step = w->sums ? a->D : j->g->dq_stride[1];
+        float *to = w->sums ? w->sums + (first + r) * a->D
+                            : (float *)j->dq + fsdp__attention_at(j->g->dq_stride, b, t0 + r, h);
+        x->multiply(run * x->mr, j->columns, v->strip_hi[s] - lo, w->dp + r * j->lds + lo, j->lds,
+                    1, w->keys + lo * j->ldd, j->ldd, direct ? to : w->dq + r * j->ldd,
+                    direct ? step : j->ldd, direct);
+        for (int64_t i = r; !direct && i < min64(v->rows, r + run * x->mr); i++)
+            add_to(to + (i - r) * step, w->dq + i * j->ldd, a->D);
     }
 }
 
@@ -451,7 +518,7 @@ static void backward_row(const job *j, const backward *w, const view *v, int64_t
 {
     const fsdp__attention *a = j->a;
     int64_t strip = i / j->tile->mr, lo = v->strip_lo[strip], hi = v->strip_hi[strip];
-    float *s = w->s + i * LDS, *dp = w->dp + i * LDS, keep[KEYS];
+    float *s = w->s + i * j->lds, *dp = w->dp + i * j->lds, keep[KEYS];
     float lse = j->lse[(b * a->H + h) * a->T + t];
     if (hi > lo && v->hi[i] > v->lo[i]) {
         hide(v, i, strip, s, -INFINITY);
@@ -466,7 +533,7 @@ static void backward_row(const job *j, const backward *w, const view *v, int64_t
         lo = hi = 0;
     }
     memset(s, 0, (size_t)lo * 4), memset(dp, 0, (size_t)lo * 4);
-    memset(s + hi, 0, (size_t)(KEYS - hi) * 4), memset(dp + hi, 0, (size_t)(KEYS - hi) * 4);
+    memset(s + hi, 0, (size_t)(j->keys - hi) * 4), memset(dp + hi, 0, (size_t)(j->keys - hi) * 4);
 }
 
 /* One tile of queries t0 .. t0+n-1 of head g of the group. */
@@ -479,22 +546,27 @@ static void backward_tile(const job *j, const backward *w, int64_t b, int64_t kv
     view v;
     view_make(j, t0, n, k0, nk, &v);
     if (v.min >= v.max) return;
-    load_rows(j, j->q, fsdp__attention_at(a->q_stride, b, t0, h), a->q_stride[1], n, QUERIES, w->q);
+    load_rows(j, j->q, fsdp__attention_at(a->q_stride, b, t0, h), a->q_stride[1], n, j->queries,
+              w->q);
     load_rows(j, j->dout, fsdp__attention_at(j->g->do_stride, b, t0, h), j->g->do_stride[1], n,
-              QUERIES, w->dout);
+              j->queries, w->dout);
+    int64_t next = t0 + j->queries, more = min64(j->queries, a->T - next);
+    fetch_rows(j, j->q, fsdp__attention_at(a->q_stride, b, next, h), a->q_stride[1], more);
+    fetch_rows(j, j->dout, fsdp__attention_at(j->g->do_stride, b, next, h), j->g->do_stride[1],
+               more);
     for (int64_t s = 0, run; s < v.strips; s += run) {
         run = view_run(&v, s);
         int64_t lo = v.strip_lo[s], width = v.strip_hi[s] - lo, r = s * x->mr;
-        x->multiply(run * x->mr, width, a->D, w->q + r * j->ldd, j->ldd, 1, w->kt + lo, LDS,
-                    w->s + r * LDS + lo, LDS, 0);
-        x->multiply(run * x->mr, width, a->D, w->dout + r * j->ldd, j->ldd, 1, w->vt + lo, LDS,
-                    w->dp + r * LDS + lo, LDS, 0);
+        x->multiply(run * x->mr, width, a->D, w->q + r * j->ldd, j->ldd, 1, w->kt + lo, j->lds,
+                    w->s + r * j->lds + lo, j->lds, 0);
+        x->multiply(run * x->mr, width, a->D, w->dout + r * j->ldd, j->ldd, 1, w->vt + lo, j->lds,
+                    w->dp + r * j->lds + lo, j->lds, 0);
     }
     for (int64_t i = 0; i < n; i++)
         backward_row(j, w, &v, b, h, t0 + i, i, k0, w->delta[g * a->T + t0 + i]);
     for (int64_t i = n; i < v.strips * x->mr; i++) {
-        memset(w->s + i * LDS, 0, KEYS * 4);
-        memset(w->dp + i * LDS, 0, KEYS * 4);
+        memset(w->s + i * j->lds, 0, j->keys * 4);
+        memset(w->dp + i * j->lds, 0, j->keys * 4);
     }
     backward_keys(j, w, &v);
     backward_queries(j, w, &v, b, h, t0, g * a->T + t0);
@@ -527,17 +599,18 @@ static void backward_part(void *arg, int64_t part)
         return;
     }
     backward_begin(j, &w, b, kv);
-    for (int64_t k0 = 0; k0 < a->S; k0 += KEYS) {
-        int64_t nk = min64(KEYS, a->S - k0);
-        load_rows(j, j->v, fsdp__attention_at(a->v_stride, b, k0, kv), a->v_stride[1], nk, KEYS,
+    for (int64_t k0 = 0; k0 < a->S; k0 += j->keys) {
+        int64_t nk = min64(j->keys, a->S - k0);
+        load_rows(j, j->v, fsdp__attention_at(a->v_stride, b, k0, kv), a->v_stride[1], nk, j->keys,
                   w.keys);
-        j->tile->transpose(w.keys, j->ldd, KEYS, j->columns, 1.0f, w.vt, LDS);
+        j->tile->transpose(w.keys, j->ldd, j->keys, j->columns, 1.0f, w.vt, j->lds);
         load_keys(j, b, kv, k0, nk, w.keys, w.kt);
-        memset(w.dk, 0, (size_t)(KEYS * j->ldd) * 4);
-        memset(w.dv, 0, (size_t)(KEYS * j->ldd) * 4);
+        fetch_keys(j, b, kv, k0 + j->keys, a->S);
+        memset(w.dk, 0, (size_t)(j->keys * j->ldd) * 4);
+        memset(w.dv, 0, (size_t)(j->keys * j->ldd) * 4);
         for (int64_t g = 0; g < j->group; g++)
-            for (int64_t t0 = 0; t0 < a->T; t0 += QUERIES)
-                backward_tile(j, &w, b, kv, g, t0, min64(QUERIES, a->T - t0), k0, nk);
+            for (int64_t t0 = 0; t0 < a->T; t0 += j->queries)
+                backward_tile(j, &w, b, kv, g, t0, min64(j->queries, a->T - t0), k0, nk);
         backward_store_keys(j, &w, b, kv, k0, nk);
     }
     for (int64_t i = 0; w.sums && i < j->group * a->T; i++)

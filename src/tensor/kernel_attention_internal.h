@@ -34,6 +34,9 @@ static inline int64_t fsdp__attention_at(const int64_t stride[3], int64_t b, int
  */
 typedef struct fsdp__attention_tile {
     int mr, nr;
+    /* Of a tile of scores: a multiple of mr, and one of mr and nr; in dk and dv as many keys
+     * (a multiple of mr) share their first query. By the first cache. */
+    int queries, keys, keys_part;
     /* c (m,n) (+)= a (m,k) * b (k,n); a(i,k) is a[i * ai + k * ak]. */
     void (*multiply)(int64_t m, int64_t n, int64_t k, const float *a, int64_t ai, int64_t ak,
                      const float *b, int64_t ldb, float *c, int64_t ldc, int add);
@@ -42,10 +45,11 @@ typedef struct fsdp__attention_tile {
     /* x (rows,ld) to y (columns,ldy), times scale; both multiples of 8. */
     void (*transpose)(const float *x, int64_t ld, int64_t rows, int64_t columns, float scale,
                       float *y, int64_t ldy);
-    /* s[i] becomes 2^(s[i] - new maximum), n a multiple of nr. *max is lifted
-     * to the new maximum, *sum is brought to it and added to; returns the
-     * factor that brings older results to it. */
-    float (*softmax)(float *s, int64_t n, float *max, float *sum);
+    /* Of each of at most mr rows: s[i] becomes 2^(s[i] - new maximum), n a multiple of nr. max is
+     * lifted to the new maximum, sum is brought to it and added to; factor is what brings older
+     * results to it. */
+    void (*softmax)(float *s, int64_t ld, int64_t rows, int64_t n, float *max, float *sum,
+                    float *factor);
     /* x[i] *= by. */
     void (*scale)(float *x, int64_t n, float by);
     /* From scores s and dp (both n): ds = p * (dp * keep - delta) * scale in

@@ -104,6 +104,9 @@ AVX2 static inline float max_avx2(__m256 x)
 #define TILE_TOP max_avx2
 #define TILE_ZERO _mm256_setzero_ps()
 #define TILE_MR 6
+#define TILE_QUERIES 48
+#define TILE_KEYS 96
+#define TILE_PART 24
 #define TILE_ROWS(X) X(0) X(1) X(2) X(3) X(4) X(5)
 #include "tensor/kernel_attention_tile.inc"
 
@@ -120,14 +123,15 @@ AVX2 static inline float max_avx2(__m256 x)
 #define TILE_MUL _mm512_mul_ps
 #define TILE_FMA _mm512_fmadd_ps
 #define TILE_MAX _mm512_max_ps
-#define TILE_ROUND(x) _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
-#define TILE_POW2(n)     \
-    _mm512_castsi512_ps( \
-        _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23))
+#define TILE_REDUCE(x) _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)
+#define TILE_SCALE _mm512_scalef_ps
 #define TILE_SUM _mm512_reduce_add_ps
 #define TILE_TOP _mm512_reduce_max_ps
 #define TILE_ZERO _mm512_setzero_ps()
 #define TILE_MR 8
+#define TILE_QUERIES 48
+#define TILE_KEYS 96
+#define TILE_PART 24
 #define TILE_ROWS(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7)
 #include "tensor/kernel_attention_tile.inc"
 

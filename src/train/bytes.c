@@ -169,8 +169,12 @@ static int64_t total(const int64_t *x)
 }
 
 /* The peak of whole gradients and the shards' together. */
-static int64_t gradient_bytes(const sums *s, bool accumulate)
+static int64_t gradient_bytes(const sums *s, bool accumulate, bool each)
 {
+    /* From the second microbatch on all shards have theirs, beside the root's whole ones and those
+     * of two blocks. */
+    if (each && s->largest.gradient)
+        return s->all.trained + s->root.gradient + 2 * s->largest.gradient;
     /* What is not cut and not cast keeps the whole gradient as its own. */
     if (s->ranks == 1 && s->kept == s->reduce) return s->all.trained;
     if (accumulate && s->largest.gradient)
@@ -231,7 +235,8 @@ fsdp_status fsdp__byte_plan_make(const fsdp__train_config *c, fsdp_module *model
                                 : fsdp__strategy_keeps(c) ? s.all.gathered
                                                           : at_once(c, &s);
     out->rank[FSDP_GRADIENTS] =
-        gradient_bytes(&s, microbatches > 1 && !c->training.sync_each_microbatch);
+        gradient_bytes(&s, microbatches > 1 && !c->training.sync_each_microbatch,
+                       microbatches > 1 && c->training.sync_each_microbatch);
     out->whole_total = total(out->whole);
     out->rank_total = total(out->rank);
     return FSDP_OK;

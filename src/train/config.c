@@ -139,7 +139,7 @@ static const fsdp__option training_rows[] = {
     BOOL_(training, sync_each_microbatch, "false",
           "Sum gradients over the ranks after each microbatch instead of once a step: a rank then "
           "holds whole gradients of one or two units at a time, not of the model, and sends as "
-          "often as there are microbatches."),
+          "often as there are microbatches. Over replicas they are summed once a step."),
     BOOL_(
         training, reproducible, "false",
         "Losses, gradient norms and weights are the same to the bit on 1, 2, 4, 8, ... ranks, flat "
@@ -539,6 +539,11 @@ static fsdp_status resolve_ema(const fsdp__train_config *c)
                           "%s is set and training.ema_decay is 0, so there is no moving average; "
                           "set training.ema_decay, such as 0.999",
                           asks);
+    if (c->checkpoint.export_ema && c->lora.enable)
+        return fsdp__fail(FSDP_UNSUPPORTED,
+                          "checkpoint.export_ema with lora.enable: the averages are those of the "
+                          "adapters, and what is merged is the adapters themselves; leave one of "
+                          "the two out");
     if (c->checkpoint.export_ema && !c->checkpoint.last_save_in_hf)
         return fsdp__fail(FSDP_INVALID_CONFIG,
                           "checkpoint.export_ema is set without checkpoint.last_save_in_hf; set "

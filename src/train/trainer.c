@@ -294,6 +294,9 @@ static fsdp_status forward_backward(trainer *t, const fsdp__sampler_step *plan, 
     bool last = call == plan->calls - 1;
     bool sync = last || t->c->training.sync_each_microbatch;
     FSDP_TRY(fsdp_set_requires_gradient_sync(t->model, sync, 1));
+    /* Between microbatches a hybrid's sums, 1/S a rank, need not go over the replicas yet. */
+    if (sync && !last && t->c->parallelism.data_parallel_shard_degree > 1)
+        FSDP_TRY(fsdp_set_requires_all_reduce(t->model, 0, 1));
     FSDP_TRY(fsdp_set_is_last_backward(t->model, last));
     fsdp__train_recompute_begin(&t->recompute, &t->metrics);
     fsdp_scope *scope = fsdp_scope_begin();

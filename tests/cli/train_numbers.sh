@@ -58,6 +58,13 @@ run each4 -n 2 --training.sync_each_microbatch --training.local_batch_size 1
 run late4 -n 2 --training.local_batch_size 1
 check "four microbatches, either way" near late4 each4
 
+hybrid='--parallelism.data_parallel_replicate_degree 2 --parallelism.data_parallel_shard_degree 2
+    --training.local_batch_size 1'
+run hybrid -n 4 $hybrid
+run hybrid-each -n 4 $hybrid --training.sync_each_microbatch
+check "two replicas, either way" near hybrid hybrid-each
+check "and they are those of four ranks" near hybrid four
+
 # ---- parameter groups -----------------------------------------------------------------------------
 cat >groups.yaml <<'X'
 data: {dir: data}

@@ -89,6 +89,20 @@ static void param_groups_are_checked(void **state)
     group_is("{pattern: x, lr: 1}", "expected optimizer.lr above 0");
 }
 
+static void averages_need_a_decay(void **state)
+{
+    (void)state;
+    basic();
+    c.validation.ema = true;
+    refused(fsdp__train_config_resolve(&c, 1), "validation.ema is set and training.ema_decay is 0");
+    c.training.ema_decay = 0.9;
+    assert_int_equal(fsdp__train_config_resolve(&c, 1), FSDP_OK);
+    c.checkpoint.export_ema = true;
+    refused(fsdp__train_config_resolve(&c, 1), "without checkpoint.last_save_in_hf");
+    c.checkpoint.last_save_in_hf = c.lora.enable = c.lora.merge = true;
+    refused(fsdp__train_config_resolve(&c, 1), "checkpoint.export_ema with lora.enable");
+}
+
 static void words_set_options(void **state)
 {
     (void)state;
@@ -222,15 +236,11 @@ static void a_model_must_be_chosen(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        TEST(defaults_are_torchtitans),
-        TEST(param_groups_are_checked),
-        TEST(words_set_options),
-        TEST(wrong_words_are_named),
-        TEST(degrees_multiply_to_the_ranks),
-        TEST(what_follows_is_filled_in),
-        TEST(differences_name_the_options),
-        TEST(flavors_have_their_sizes),
-        TEST(a_model_must_be_chosen),
+        TEST(defaults_are_torchtitans),  TEST(param_groups_are_checked),
+        TEST(averages_need_a_decay),     TEST(words_set_options),
+        TEST(wrong_words_are_named),     TEST(degrees_multiply_to_the_ranks),
+        TEST(what_follows_is_filled_in), TEST(differences_name_the_options),
+        TEST(flavors_have_their_sizes),  TEST(a_model_must_be_chosen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -37,7 +37,7 @@ static weight *weight_create(void)
 static fsdp__sampler_step plan_of(int ranks)
 {
     return (fsdp__sampler_step){
-        .rows = 2, .valid_tokens = 10, .microbatch = 1, .calls = ranks == 1 ? 2 : 1};
+        .rows = 2, .block = 2 / ranks, .valid_tokens = 10, .microbatch = 1, .calls = 2 / ranks};
 }
 
 static fsdp_status training(void *arg)
@@ -81,7 +81,7 @@ static fsdp_status validation(void *arg)
     fsdp__losses losses = {0};
     for (int step = 0; step < 2; step++) {
         fsdp__sampler_step plan = {
-            .rows = 1, .valid_tokens = tokens[step], .microbatch = 1, .calls = 1};
+            .rows = 1, .block = 1, .valid_tokens = tokens[step], .microbatch = 1, .calls = 1};
         fsdp__loss_sum sum;
         EXPECT(fsdp__losses_reserve(&losses, fsdp_world_size(), 1) == FSDP_OK);
         /* The second rank has no row: its number, whatever it is, does not count. */
@@ -108,7 +108,8 @@ static void test_rc05(void **state)
 static fsdp_status one_is_bad(void *arg)
 {
     (void)arg;
-    fsdp__sampler_step plan = {.rows = 8, .valid_tokens = 8, .microbatch = 1, .calls = 2};
+    fsdp__sampler_step plan = {
+        .rows = 8, .block = 2, .valid_tokens = 8, .microbatch = 1, .calls = 2};
     fsdp__losses losses = {0};
     fsdp__loss_sum sum;
     EXPECT(fsdp__losses_reserve(&losses, 4, 2) == FSDP_OK);

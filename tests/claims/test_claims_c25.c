@@ -175,7 +175,7 @@ static fsdp_status fork_rank(void *arg)
     o.prefetch_limit = 0;
     o.reshard_after_forward = FSDP_RESHARD_ALWAYS;
     for (int i = 0; i < 3; i++) {
-        char name[8];
+        char name[16];
         snprintf(name, sizeof name, "lin%d", i);
         f->lin[i] = fsdp_module_add(&f->base, name, fsdp_linear_create(5, 5, 1));
         EXPECT(f->lin[i] && fsdp_fully_shard(f->lin[i], &o) == FSDP_OK);

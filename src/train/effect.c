@@ -147,7 +147,7 @@ static const rule rules[] = {
     {"optimizer.momentum", adamw, "optimizer.name is AdamW"},
     {"lr_scheduler.decay_type|lr_scheduler.min_lr_factor", no_decay,
      "the schedule does not decay: decay_ratio is 0, or the warm-up takes all of it"},
-    {"prefetch.limit|memory.shared_gather", not_cut,
+    {"prefetch.limit|memory.shared_gather|parallelism.gather_dtype", not_cut,
      "nothing is gathered: parallelism.data_parallel_shard_degree is 1"},
     {"prefetch.limit", one_unit, "parallelism.fsdp_units is model: there is no next unit"},
     {"parallelism.fsdp_reshard_after_forward|parallelism.fsdp_units", lent,

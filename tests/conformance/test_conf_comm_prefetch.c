@@ -145,7 +145,7 @@ static fsdp_status inside_rank(void *arg)
     o.prefetch_limit = 0;
     CHECK_OK(in ? FSDP_OK : fsdp_error());
     for (int i = 0; i < 2; i++) {
-        char name[16];
+        char name[32];
         snprintf(name, sizeof name, "layer%d", i);
         layer[i] = (nest *)fsdp_module_add(m, name, nest_create(i));
         CHECK(layer[i]);

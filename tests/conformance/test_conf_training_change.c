@@ -41,9 +41,11 @@ static fsdp_status cast_after(const conf_parity *p, fsdp_module *m)
     CHECK(conf_distance(&after, &before) == 0 && after.n > 0);
     CHECK(shard ==
           fsdp_param_tensor(fsdp_module_param(fsdp_module_find(m, "1.in_proj"), "weight")));
+    fsdp_scope *scope = fsdp_scope_begin();
     CHECK(fsdp_is_dtensor(shard) && fsdp_tensor_dtype(shard) == FSDP_F64);
     CHECK(fsdp_tensor_dtype(fsdp_dtensor_local(shard)) == FSDP_F64);
     CHECK(fsdp_tensor_dtype(fsdp_dtensor_full(shard)) == FSDP_F64);
+    fsdp_scope_end(scope);
     free(before.v);
     free(after.v);
     return FSDP_OK;

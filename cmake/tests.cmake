@@ -116,7 +116,7 @@ if(TARGET fsdp_part_cmocka AND "conformance" IN_LIST fsdp_test_folders)
     FIXTURES_SETUP ${fsdp_test_prefix}conformance_new)
   add_test(NAME ${fsdp_test_prefix}conformance_table
     COMMAND conformance_table ${fsdp_conformance})
-  set_tests_properties(${fsdp_test_prefix}conformance_table PROPERTIES LABELS conformance
+  set_tests_properties(${fsdp_test_prefix}conformance_table PROPERTIES LABELS "conformance;slow"
     FIXTURES_REQUIRED ${fsdp_test_prefix}conformance)
 endif()
 

@@ -21,8 +21,7 @@
     X(NO_PYTHON, 0, "needs Python")                                                                \
     X(NO_TP, 0, "needs tensor parallelism")                                                        \
     X(NO_MESH, 0, "needs a mesh of all parallelisms")                                              \
-    X(NO_ADOPT, 0, "a proposal that is not adopted")                                               \
-    X(AWAITED, 0, "its surface is being built")
+    X(NO_ADOPT, 0, "a proposal that is not adopted")
 
 typedef enum conf_verdict {
 #define X(e, text) CONF_##e,

@@ -1,6 +1,8 @@
 /*
  * test_conf_extensions.c - upstream's test_fully_shard_extensions.py, and the rows of other files
  * that put something of the user's into a unit's communication.
+ *
+ * ctest: slow
  */
 #include "nets.h"
 
@@ -257,7 +259,9 @@ static fsdp_status declined_rank(void *arg)
     CHECK_OK(fsdp_unshard(m));
     CHECK(t.calls == 1 && fsdp_data(fsdp_param_tensor(w)) != fsdp_data(shard));
     CHECK(fsdp_ndim(fsdp_param_tensor(w)) == 2 && fsdp_size(fsdp_param_tensor(w), 0) == 4);
+    fsdp_scope *scope = fsdp_scope_begin();
     CHECK(check_same_bits(fsdp_param_tensor(w), fsdp_dtensor_local(shard)));
+    fsdp_scope_end(scope);
     CHECK_OK(fsdp_reshard(m));
     fsdp_module_free(m);
     return FSDP_OK;

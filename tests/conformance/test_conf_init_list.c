@@ -128,7 +128,9 @@ static fsdp_status meta_rank(void *arg)
     CHECK_OK(conf_error(FSDP_INVALID_STATE, "0.in_proj.weight"));
     CHECK_OK(fsdp_reset_iteration(m));
     CHECK_OK(fsdp_reset_parameters(m, 1));
+    fsdp_scope *scope = fsdp_scope_begin();
     CHECK(fsdp_call(m, x));
+    fsdp_scope_end(scope);
     fsdp_release(x);
     fsdp_module_free(m);
     return FSDP_OK;

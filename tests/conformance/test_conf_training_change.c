@@ -262,6 +262,97 @@ static void test_register_fsdp_forward_method(void)
         }
 }
 
+/* ---- several roots ------------------------------------------------------------------ */
+
+enum { STAGES = 3 };
+
+static fsdp_module *stages_create(const conf_parity *p)
+{
+    return conf_mlps_create(STAGES, p->dim);
+}
+
+/* Each stage is a root of its own, of two units and one around them; the sequence is no unit. */
+static fsdp_status stages_shard(const conf_parity *p, fsdp_module *m)
+{
+    fsdp_module *list[STAGES];
+    for (int i = 0; i < STAGES; i++) {
+        list[i] = fsdp_module_child(m, i);
+        CHECK_OK(conf_shard_children(p, list[i]));
+    }
+    CHECK_OK(fsdp_to_empty(m, FSDP_CPU));
+    CHECK_OK(fsdp_share_comm_ctx(list, 0));
+    CHECK_OK(fsdp_share_comm_ctx(list, STAGES));
+    for (int i = 0; i < STAGES; i++) {
+        const fsdp__unit *u = fsdp__unit_of(list[i]);
+        CHECK(u->tree && u->tree->root == list[i]);
+        CHECK(u->tree->queue == fsdp__unit_of(list[0])->tree->queue);
+    }
+    return FSDP_OK;
+}
+
+static fsdp_tensor *stages_loss(const conf_parity *p, fsdp_module *m, int step)
+{
+    fsdp_tensor *x = conf_input(4, p->dim, step);
+    for (int i = 0; i < STAGES; i++)
+        x = fsdp_call(fsdp_module_child(m, i), x);
+    fsdp_memory_reset_peak();
+    return conf_loss(x);
+}
+
+static fsdp_status whole_and_shards(fsdp_named_param *p, void *arg)
+{
+    int64_t *n = arg, m = 4;
+    for (int d = 0; d < fsdp_param_ndim(p->param); d++)
+        m *= fsdp_param_sizes(p->param)[d];
+    if (m > n[0]) n[0] = m;
+    n[1] += 4 * fsdp_numel(fsdp_param_shard(p->param));
+    return FSDP_OK;
+}
+
+/* The whole gradients at one time are those of two units, as in one tree. */
+static fsdp_status stages_peak(const conf_parity *p, fsdp_module *m, int step)
+{
+    (void)p;
+    int64_t n[2] = {0, 0}; /* the largest weight, this rank's shards */
+    fsdp_memory_stats s;
+    if (!fsdp_is_sharded_module(fsdp_module_child(m, 0)) || fsdp_world_size() == 1) return FSDP_OK;
+    CHECK_OK(conf_each_param(m, whole_and_shards, n));
+    fsdp_memory_get(&s);
+    CHECK(step % 2 == 0 || s.peak[FSDP_GRADIENTS] <= n[1] + 2 * (n[0] + n[0] / 2));
+    return FSDP_OK;
+}
+
+static fsdp_status no_unit_rank(void *arg)
+{
+    (void)arg;
+    fsdp_module *m = conf_mlps_create(2, 4);
+    CHECK(m);
+    fsdp_module *list[] = {fsdp_module_child(m, 0), fsdp_module_child(m, 1)};
+    CHECK_OK(fsdp_fully_shard(list[0], NULL));
+    CHECK_OK(fsdp_reset_parameters(m, 1));
+    CHECK(fsdp_share_comm_ctx(list, 2) != FSDP_OK);
+    CHECK_OK(conf_error(FSDP_INVALID_ARGUMENT, "fsdp_fully_shard"));
+    fsdp_module_free(m);
+    return FSDP_OK;
+}
+
+/* Roots that share, as stages of a pipeline do, train as the plain sequence, and hold no more than
+ * one root would; a module that is no unit is refused. */
+static void test_share_comm_context(void)
+{
+    conf_ranks(1, no_unit_rank, NULL);
+    for (int i = 0; i < WORLDS; i++)
+        for (int k = 0; k < CONF_POLICIES; k++) {
+            conf_parity p = {.make = stages_create,
+                             .shard = stages_shard,
+                             .loss = stages_loss,
+                             .before_step = stages_peak,
+                             .dim = 5,
+                             .options = conf_policy(fsdp_shard_defaults(NULL), k, worlds[i])};
+            conf_processes(worlds[i], conf_parity_rank, &p);
+        }
+}
+
 int main(int argc, char **argv)
 {
     conf_test tests[] = {
@@ -269,6 +360,7 @@ int main(int argc, char **argv)
         CONF_TEST_OF(mixed_precision, test_clamp_reduce_dtype),
         CONF_TEST_OF(init, test_reset_sharded_param_in_lazy_init),
         CONF_TEST(test_register_fsdp_forward_method),
+        CONF_TEST(test_share_comm_context),
     };
     return conf_main("training", tests, sizeof tests / sizeof *tests, argc, argv);
 }

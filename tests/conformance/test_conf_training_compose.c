@@ -1,6 +1,8 @@
 /*
  * test_conf_training_compose.c - upstream's test_fully_shard_training.py, classes 1DTrainingCompose
  * and SharedParams: recompute, units of several modules, and weights that modules share.
+ *
+ * ctest: slow timeout=180
  */
 #include "nets.h"
 

@@ -1,6 +1,8 @@
 /*
  * test_conf_training_runtime.c - upstream's test_fully_shard_training.py: what is registered when,
  * gathers by lists and events, and accumulation over microbatches.
+ *
+ * ctest: slow timeout=180
  */
 #include "nets.h"
 

@@ -47,11 +47,13 @@ typedef struct fsdp_offload_policy {
     int64_t window;     /* FILE */
 } fsdp_offload_policy;
 
-/* What went to and from the files of this rank since the start, and how long
- * the compute thread waited for it, in seconds. */
+/* What went to and from the files of this rank since the start, how long the
+ * compute thread waited for it, in seconds, and the most bytes that lay in
+ * files and, of these, in memory. */
 typedef struct fsdp_offload_stats {
     int64_t read_bytes, written_bytes;
     double read_wait, write_wait;
+    int64_t most_in_files, most_in_memory;
 } fsdp_offload_stats;
 FSDP_API void fsdp_offload_get(fsdp_offload_stats *out);
 

@@ -96,7 +96,10 @@ static fsdp_status declare(saver *v, const char *name, const fsdp_param *p, fsdp
 static fsdp_status write_tensor(saver *v, const char *name, const fsdp_tensor *t)
 {
     int64_t bytes = fsdp_numel(t) * (int64_t)fsdp_dtype_size(t->dtype);
-    return fsdp__st_writer_write(v->writer, name, 0, bytes, fsdp_data(t));
+    FSDP_TRY(fsdp__storage_use(t->st));
+    fsdp_status s = fsdp__st_writer_write(v->writer, name, 0, bytes, fsdp_data(t));
+    fsdp__storage_done(t->st, false);
+    return s;
 }
 
 /* One tensor beside parameter p; takes key over. */

@@ -91,6 +91,15 @@ static fsdp_offload_stats *stats(void)
     return &fsdp__device_state_get()->offload;
 }
 
+static void note_most(void)
+{
+    fsdp_offload_stats *o = stats();
+    fsdp_memory_stats m;
+    fsdp_memory_get(&m);
+    if (m.offloaded_total > o->most_in_files) o->most_in_files = m.offloaded_total;
+    if (m.window > o->most_in_memory) o->most_in_memory = m.window;
+}
+
 /* ---- the file -------------------------------------------------------------------- */
 
 static int64_t range_size(const char *folder)
@@ -251,6 +260,7 @@ static void enter(fsdp__file_memory *m, block *b)
         b->in = true;
         m->in += b->size;
         fsdp__account_window(b->size);
+        note_most();
     }
     link_last(m, b);
 }
@@ -455,6 +465,7 @@ static void *file_alloc(fsdp__allocator *a, size_t bytes, const char *what)
     memmove(m->blocks + i + 1, m->blocks + i, (size_t)(m->n - i) * sizeof *m->blocks);
     m->blocks[i] = b;
     m->n++;
+    note_most();
     fsdp__unpoison(m->base + offset, (size_t)size);
     if (clock != 0) {
         memset(m->base + offset, 0, (size_t)size);

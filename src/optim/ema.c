@@ -148,7 +148,7 @@ static fsdp_status check(const fsdp_ema *e, const char *what, bool swapped)
                           e->swapped ? "has" : "does not have");
     for (int64_t i = 0; i < e->n; i++) {
         const entry *x = &e->entries[i];
-        FSDP_TRY(fsdp__tensor_readable(fsdp__param_kept(x->param), what));
+        FSDP_TRY(fsdp__tensor_has_values(fsdp__param_kept(x->param), what));
         if (!fsdp__same_sizes(x->average, fsdp__param_kept(x->param)))
             return fsdp__fail(FSDP_INVALID_STATE,
                               "the moving average was made before %s was sharded; make it after "

@@ -107,11 +107,12 @@ fsdp_status fsdp_grad_scaler_unscale(fsdp_grad_scaler *s, fsdp_optimizer *o, int
     for (int64_t i = 0; i < o->n; i++) {
         fsdp_tensor *g = fsdp_grad(fsdp__param_kept(o->slots[i].param));
         if (!g) continue;
-        FSDP_TRY(fsdp__tensor_readable(g, "fsdp_grad_scaler_unscale"));
+        FSDP_TRY(fsdp__storage_use(g->st));
         fsdp__k_unary(FSDP__UNARY_scale, fsdp_data(g), g->dtype, fsdp_numel(g), 1.0 / s->scale,
                       fsdp_data(g));
         fsdp_touch(g);
         if (fsdp__find_non_finite(fsdp_data(g), g->dtype, fsdp_numel(g)) >= 0) bad = 1.0;
+        fsdp__storage_done(g->st, true);
     }
     FSDP_TRY(agree(o, &bad));
     s->unscaled = true;

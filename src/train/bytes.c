@@ -168,6 +168,15 @@ static int64_t total(const int64_t *x)
     return n;
 }
 
+/* The same where shards' gradients lie in files (file) or are used up as soon as they are summed:
+ * whole ones of the root, and of two units, of which one is being summed. */
+static int64_t passing_gradient_bytes(const sums *s, bool accumulate, bool file)
+{
+    int64_t shard = file ? 0 : max(s->largest.trained, s->root.trained);
+    if (accumulate && s->largest.gradient) return s->all.gradient + shard;
+    return s->root.gradient + shard + 2 * s->largest.gradient;
+}
+
 /* The peak of whole gradients and the shards' together. */
 static int64_t gradient_bytes(const sums *s, bool accumulate, bool each)
 {
@@ -234,9 +243,23 @@ fsdp_status fsdp__byte_plan_make(const fsdp__train_config *c, fsdp_module *model
     out->rank[FSDP_UNSHARDED] = lent                      ? 0
                                 : fsdp__strategy_keeps(c) ? s.all.gathered
                                                           : at_once(c, &s);
+    bool accumulate = microbatches > 1 && !c->training.sync_each_microbatch;
+    bool file = c->memory.offload == FSDP_OFFLOAD_FILE;
+    bool passing = file || c->optimizer.early_step_in_backward;
     out->rank[FSDP_GRADIENTS] =
-        gradient_bytes(&s, microbatches > 1 && !c->training.sync_each_microbatch,
-                       microbatches > 1 && c->training.sync_each_microbatch);
+        passing
+            ? passing_gradient_bytes(&s, accumulate, file)
+            : gradient_bytes(&s, accumulate, microbatches > 1 && c->training.sync_each_microbatch);
+    if (file) {
+        bool early = c->optimizer.early_step_in_backward;
+        out->rank[FSDP_PARAMETERS] = 0;
+        out->in_files +=
+            s.all.shard + (early ? max(s.largest.trained, s.root.trained) : s.all.trained);
+    }
+    if (c->optimizer.offload == FSDP_OFFLOAD_FILE) {
+        out->rank[FSDP_OPTIMIZER] -= states * s.all.trained;
+        out->in_files += states * s.all.trained;
+    }
     out->whole_total = total(out->whole);
     out->rank_total = total(out->rank);
     return FSDP_OK;
@@ -282,5 +305,9 @@ void fsdp__byte_plan_text(const fsdp__byte_plan *p, const int64_t *peak, int64_t
     add_cell(out, p->whole_total, true);
     add_cell(out, p->rank_total, true);
     if (peak) add_cell(out, peak_total, true);
+    fsdp__str_add(out, "\n");
+    if (p->in_files == 0) return;
+    fsdp__str_addf(out, "%-14s%16s", "in files", "");
+    add_cell(out, p->in_files, true);
     fsdp__str_add(out, "\n");
 }

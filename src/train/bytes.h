@@ -14,6 +14,7 @@ typedef struct fsdp__byte_plan {
     int64_t whole[FSDP_PURPOSE_COUNT]; /* all on one rank, nothing cut */
     int64_t rank[FSDP_PURPOSE_COUNT];  /* of the rank that holds most */
     int64_t whole_total, rank_total;
+    int64_t in_files; /* bytes of a rank in files, which are in none of rank[] */
 } fsdp__byte_plan;
 
 /* After fully_shard. microbatches: forward calls of a step; above 1 gradients stay whole until the

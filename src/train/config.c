@@ -17,6 +17,7 @@
 #include "train/adapters.h"
 #include "train/groups.h"
 #include "train/nonfinite.h"
+#include "train/offload.h"
 #include "train/strategy.h"
 
 #define BIG 1e18 /* no upper bound */
@@ -95,6 +96,13 @@ static const fsdp__option optimizer_rows[] = {
         "one, a|b either of two. A parameter belongs to the first group that takes it; lr_factor "
         "is times lr, and the schedule moves both alike. A pattern that takes nothing is an "
         "error."),
+    ENUM_(optimizer, offload, "none", "none|cpu|file",
+          "Where the optimizer's state lies. cpu: in the host's memory, which on the CPU is where "
+          "it is anyway. file: in a file in memory.offload_folder."),
+    BOOL_(optimizer, early_step_in_backward, "false",
+          "Update each unit's weights during backward, when its gradients are summed, and free "
+          "these: gradients of few units exist at a time. Not with training.max_norm, float16, "
+          "training.nonfinite skip or training.sync_each_microbatch."),
     END};
 
 static const fsdp__option lr_rows[] = {
@@ -136,6 +144,9 @@ static const fsdp__option training_rows[] = {
            "halved when a gradient overflows, and that step is left out."),
     INT_(training, loss_scale_interval, "2000", 1, BIG,
          "Steps without an overflow after which the loss scale is doubled."),
+    BOOL_(training, enable_cpu_offload, "false",
+          "Parameters, gradients and optimizer state in the host's memory: memory.offload cpu and "
+          "optimizer.offload cpu."),
     BOOL_(training, sync_each_microbatch, "false",
           "Sum gradients over the ranks after each microbatch instead of once a step: a rank then "
           "holds whole gradients of one or two units at a time, not of the model, and sends as "
@@ -266,6 +277,16 @@ static const fsdp__option memory_rows[] = {
            "it; 0: no limit."),
     BOOL_(memory, shared_gather, "true",
           "The ranks of a host share one copy of gathered parameters; false: each has its own."),
+    ENUM_(memory, offload, "none", "none|cpu|file",
+          "Where each rank's parameters and gradients lie. cpu: in the host's memory, which on the "
+          "CPU is where they are anyway. file: in a file in memory.offload_folder, read ahead of "
+          "its use and written back after it; the numbers stay the same."),
+    TEXT_(memory, offload_folder, NULL,
+          "Folder on a fast disk for what is offloaded to files. The files have no names: nothing "
+          "stays behind."),
+    BYTES_(memory, offload_window, "0",
+           "How much of its file a rank keeps in memory, beyond what it uses at one time; it is "
+           "not under memory.limit. 0: 256 MiB."),
     END};
 
 static const fsdp__option prefetch_rows[] = {
@@ -308,10 +329,8 @@ static const fsdp__unavailable unavailable[] = {
     {"model.tokenizer_path", "use data.dir, or model.hf_assets_path"},
     {"model.converters", "there are none yet"},
     {"optimizer.implementation", "it is always fused"},
-    {"optimizer.early_step_in_backward", "gradients are clipped, which needs all of them"},
     {"training.dataset", "use data.dir with what `fsdp prepare` makes"},
     {"training.dataset_path", "use data.dir with what `fsdp prepare` makes"},
-    {"training.enable_cpu_offload", "the only device is the CPU yet"},
     {"training.gc_freq", "there is no garbage collector"},
     {"training.gc_debug", "there is no garbage collector"},
     {"training.dataloader*", "token files are mapped into memory; there are no loader processes"},
@@ -607,6 +626,7 @@ fsdp_status fsdp__train_config_resolve(fsdp__train_config *c, int ranks)
         return fsdp__fail(FSDP_INVALID_CONFIG,
                           "training.global_batch_size is %lld; expected at least 1, or -1",
                           (long long)c->training.global_batch_size);
+    FSDP_TRY(fsdp__train_offload_check(c));
     if (c->lr_scheduler.decay_ratio < 0) c->lr_scheduler.decay_ratio = -1;
     if (!c->lr_scheduler.total_steps) c->lr_scheduler.total_steps = c->training.steps;
     if (!c->validation.enable) return FSDP_OK;

@@ -48,6 +48,8 @@ typedef struct fsdp__train_config {
         int name; /* 0 AdamW, 1 SGD */
         double lr, beta1, beta2, eps, weight_decay, momentum;
         fsdp__strings param_groups; /* maps */
+        int offload; /* fsdp_offload_kind */
+        bool early_step_in_backward;
     } optimizer;
     struct {
         int64_t warmup_steps, total_steps;
@@ -64,6 +66,7 @@ typedef struct fsdp__train_config {
         int64_t loss_scale_interval;
         bool sync_each_microbatch, reproducible;
         double ema_decay;
+        bool enable_cpu_offload;
         int nonfinite; /* 0 stop, 1 skip */
         int64_t nonfinite_max_skips;
     } training;
@@ -109,6 +112,9 @@ typedef struct fsdp__train_config {
     struct {
         int64_t limit;
         bool shared_gather;
+        int offload; /* fsdp_offload_kind */
+        char *offload_folder;
+        int64_t offload_window;
     } memory;
     struct {
         int64_t limit;

@@ -12,6 +12,7 @@
 
 #include "base/error.h"
 #include "base/match.h"
+#include "fsdp/device.h"
 #include "train/strategy.h"
 
 typedef const fsdp__train_config config;
@@ -21,6 +22,21 @@ typedef const fsdp__train_config config;
 static bool sgd(config *c)
 {
     return c->optimizer.name == 1;
+}
+
+static bool no_file(config *c)
+{
+    return c->memory.offload != FSDP_OFFLOAD_FILE && c->optimizer.offload != FSDP_OFFLOAD_FILE;
+}
+
+static bool shards_on_cpu(config *c)
+{
+    return c->memory.offload == FSDP_OFFLOAD_CPU;
+}
+
+static bool state_on_cpu(config *c)
+{
+    return c->optimizer.offload == FSDP_OFFLOAD_CPU;
 }
 
 static bool adamw(config *c)
@@ -147,6 +163,11 @@ static const rule rules[] = {
     {"optimizer.momentum", adamw, "optimizer.name is AdamW"},
     {"lr_scheduler.decay_type|lr_scheduler.min_lr_factor", no_decay,
      "the schedule does not decay: decay_ratio is 0, or the warm-up takes all of it"},
+    {"memory.offload_folder|memory.offload_window", no_file,
+     "neither memory.offload nor optimizer.offload is file"},
+    {"memory.offload|training.enable_cpu_offload", shards_on_cpu,
+     "the device is the CPU: parameters and gradients are in its memory"},
+    {"optimizer.offload", state_on_cpu, "the device is the CPU: the state is in its memory"},
     {"prefetch.limit|memory.shared_gather|parallelism.gather_dtype", not_cut,
      "nothing is gathered: parallelism.data_parallel_shard_degree is 1"},
     {"prefetch.limit", one_unit, "parallelism.fsdp_units is model: there is no next unit"},

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/str.h"
 #include "fsdp/shard_hooks.h"
+#include "train/offload.h"
 #include "train/units.h"
 #include "train/update.h"
 
@@ -162,6 +163,7 @@ fsdp_status fsdp__strategy_shard(const fsdp__train_config *c, fsdp_mesh *mesh, f
     o.mp_policy.reduce_dtype = fsdp__train_dtype_of(c->training.mixed_precision_reduce);
     o.prefetch_limit = (int)c->prefetch.limit;
     o.private_gather = !c->memory.shared_gather;
+    o.offload = fsdp__train_offload_policy(c);
     fsdp__unit_modules u;
     FSDP_TRY(fsdp__units_find(c->parallelism.fsdp_units, model, &u));
     fsdp_status s = FSDP_OK;

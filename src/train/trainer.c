@@ -34,6 +34,7 @@
 #include "train/losses.h"
 #include "train/metrics.h"
 #include "train/nonfinite.h"
+#include "train/offload.h"
 #include "train/recompute.h"
 #include "train/run_folder.h"
 #include "train/strategy.h"
@@ -176,6 +177,7 @@ static fsdp_status make_optimizer(trainer *t)
     }
     if (!t->opt) return fsdp_error();
     FSDP_TRY(fsdp__train_groups_add(c, t->opt, &t->metrics));
+    FSDP_TRY(fsdp__train_offload_optimizer(c, t->opt, &t->metrics));
     if (c->lr_scheduler.warmup_steps > c->lr_scheduler.total_steps)
         fsdp__say(&t->metrics,
                   "lr_scheduler.warmup_steps %lld is longer than the schedule of %lld "
@@ -288,8 +290,11 @@ static fsdp_tensor *forward_call(trainer *t, const fsdp__sampler_step *plan, int
 }
 
 /* One microbatch: its loss into t->losses, its gradients, scaled by the step's tokens, into the
- * parameters'. The ranks' gradients are summed in the last call of a step, or in each. */
-static fsdp_status forward_backward(trainer *t, const fsdp__sampler_step *plan, int64_t call)
+ * parameters'. The ranks' gradients are summed in the last call of a step, or in each. early (else
+ * NULL): that backward changes weights, so all losses of the step are summed into it before, and
+ * nothing goes backward if one is not finite. */
+static fsdp_status forward_backward(trainer *t, const fsdp__sampler_step *plan, int64_t call,
+                                    fsdp__loss_sum *early)
 {
     bool last = call == plan->calls - 1;
     bool sync = last || t->c->training.sync_each_microbatch;
@@ -303,11 +308,14 @@ static fsdp_status forward_backward(trainer *t, const fsdp__sampler_step *plan, 
     fsdp_tensor *loss = forward_call(t, plan, call);
     t->losses.mine[call] = loss ? fsdp_item(loss) : 0.0;
     fsdp__train_recompute_turn(&t->recompute, &t->metrics);
-    fsdp_status s =
-        fsdp_backward(fsdp_scale(loss, fsdp__update_loss_factor(&t->update, plan->valid_tokens)));
+    fsdp_status s = early && last ? sum_losses(t, plan, early) : FSDP_OK;
+    bool goes = !(early && last) || (s == FSDP_OK && early->bad_rank < 0);
+    if (goes)
+        s = fsdp_backward(
+            fsdp_scale(loss, fsdp__update_loss_factor(&t->update, plan->valid_tokens)));
     fsdp_scope_end(scope);
     if (s == FSDP_OK) s = fsdp_error();
-    if (s != FSDP_OK) return s;
+    if (s != FSDP_OK || !goes) return s;
     double tokens = (double)(t->mb.rows * t->mb.seq_len);
     return fsdp__train_recompute_settle(&t->recompute, tokens * t->metrics.flops_per_token,
                                         &t->metrics);
@@ -357,14 +365,15 @@ static fsdp_status train_step(trainer *t, fsdp__sampler_step *plan)
     FSDP_TRY(fsdp__sampler_plan(&t->sampler, t->samples, t->rank, t->ranks,
                                 t->c->training.local_batch_size, plan));
     FSDP_TRY(fsdp__losses_reserve(&t->losses, t->ranks, plan->calls));
-    for (int64_t call = 0; call < plan->calls; call++)
-        FSDP_TRY(forward_backward(t, plan, call));
-    FSDP_TRY(sum_losses(t, plan, &sum));
-    t->loss = sum.sum / (double)plan->valid_tokens;
     fsdp_optimizer_set_lr(t->opt, t->c->optimizer.lr * fsdp_schedule_factor(&t->schedule, t->step));
+    bool early = t->c->optimizer.early_step_in_backward;
+    for (int64_t call = 0; call < plan->calls; call++)
+        FSDP_TRY(forward_backward(t, plan, call, early ? &sum : NULL));
+    if (!early) FSDP_TRY(sum_losses(t, plan, &sum));
+    t->loss = sum.sum / (double)plan->valid_tokens;
     if (sum.bad_rank < 0) FSDP_TRY(fsdp__update_look(&t->update, &verdict));
     if (verdict == FSDP__GRADIENTS_FINE) {
-        FSDP_TRY(fsdp__adapters_report(t->c, t->model, &t->learning, &t->metrics));
+        if (!early) FSDP_TRY(fsdp__adapters_report(t->c, t->model, &t->learning, &t->metrics));
         FSDP_TRY(fsdp__update_apply(&t->update));
     } else if (verdict == FSDP__GRADIENTS_OVERFLOW) {
         FSDP_TRY(fsdp__update_skip(&t->update, t->step + 1, true, NULL, &t->metrics));
@@ -580,6 +589,7 @@ static fsdp_status run(trainer *t)
     FSDP_TRY(
         fsdp__metrics_open(&t->metrics, t->folder.metrics, t->step, t->c->training.steps, flops));
     FSDP_TRY(loop(t));
+    FSDP_TRY(fsdp__train_offload_report(t->c, &t->metrics));
     return finish(t);
 }
 

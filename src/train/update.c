@@ -100,6 +100,7 @@ fsdp_status fsdp__update_look(fsdp__update *u, fsdp__verdict *out)
 {
     int overflow = 0;
     *out = FSDP__GRADIENTS_FINE;
+    if (u->c->optimizer.early_step_in_backward) return FSDP_OK; /* they are used up */
     if (u->scaler) FSDP_TRY(fsdp_grad_scaler_unscale(u->scaler, u->opt, &overflow));
     if (overflow) {
         *out = FSDP__GRADIENTS_OVERFLOW;

@@ -16,6 +16,13 @@
 
 enum { NET_IN = 5, NET_C = 17, NET_H = 7, NET_BLOCKS = 16, NET_STEPS = 50 };
 
+/* Tests with many settings take every third under a sanitizer, another one on each layout. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { NET_STRIDE = 3 };
+#else
+enum { NET_STRIDE = 1 };
+#endif
+
 typedef struct net_block {
     fsdp_module base;
     fsdp_module *norm, *up, *down;

@@ -59,4 +59,12 @@ for text in "${texts[@]}"; do
     done < <(grep -v 'bench/results/' "$text" | grep -oE '`(src|include|tests|scripts|docs|configs|examples|bench|tools|cmake)/[A-Za-z0-9_./-]+`' |
         tr -d '`')
 done
+
+# Names of the library in the second column of the map from PyTorch stand in its headers.
+while read -r name; do
+    grep -qw "$name" include/fsdp/*.h || {
+        echo "FAIL docs/from-pytorch.md names $name, which no header has"
+        failed=1
+    }
+done < <(awk -F'|' '{ print $3 }' docs/from-pytorch.md | grep -oE '\b(fsdp|FSDP)_[A-Za-z0-9_]*[A-Za-z0-9]' | sort -u)
 exit $failed

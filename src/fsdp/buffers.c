@@ -53,9 +53,13 @@ fsdp_status fsdp__buffers_collect(fsdp__tree *t)
     fsdp__module_path(t->root, &prefix);
     fsdp_status s = collect(t, t->root, prefix.len);
     fsdp__str_free(&prefix);
+    return s;
+}
+
+void fsdp__buffers_note(fsdp__tree *t)
+{
     for (int64_t i = 0; i < t->n_buffers; i++)
         entry(&t->buffers[i])->version = entry(&t->buffers[i])->t->st->version;
-    return s;
 }
 
 void fsdp__buffers_free(fsdp__tree *t)
@@ -189,10 +193,7 @@ fsdp_status fsdp__buffers_follow_rules(fsdp__tree *t)
     for (int64_t i = 0; i < t->n_buffers; i++)
         FSDP_TRY(check_equal(&t->buffers[i]));
     FSDP_TRY(take_mean(t));
-    FSDP_TRY(take_first(t));
-    for (int64_t i = 0; i < t->n_buffers; i++)
-        entry(&t->buffers[i])->version = entry(&t->buffers[i])->t->st->version;
-    return FSDP_OK;
+    return take_first(t);
 }
 
 /* ---- one rank's values for all ----------------------------------------------------------- */

@@ -207,6 +207,7 @@ static fsdp_status root_pre_forward(fsdp__tree *t, fsdp__unit *u)
     t->forward_root = u;
     fsdp__event(u, FSDP_EVENT_ROOT_PRE_FORWARD);
     fsdp__order_begin(t, fsdp_grad_enabled() != 0);
+    fsdp__buffers_note(t);
     fsdp_event *e = t->optim_event;
     t->optim_event = NULL;
     return e ? fsdp_event_wait(e, NULL) : FSDP_OK;

@@ -169,17 +169,17 @@ void fsdp__order_forget_posts(fsdp__tree *t)
 fsdp_status fsdp__order_end(fsdp__tree *t)
 {
     fsdp__order *o = t->order;
-    if (!o) return FSDP_OK;
-    if (o->recording) {
+    if (o && o->recording) {
         o->recording = false;
         o->known = true;
-    } else if (o->at != o->count) {
+    } else if (o && o->at != o->count) {
         o->known = false;
     }
     t->order = NULL;
+    /* Also of a second backward, whose order has ended with the first. */
     /* After a backward whose gathers were all used its reductions have told that peers are done. */
     bool dropped = drop_ahead(t);
-    return dropped || o == &t->eval ? let_go(t) : FSDP_OK;
+    return dropped || (o && o == &t->eval) ? let_go(t) : FSDP_OK;
 }
 
 void fsdp__order_free(fsdp__order *o)

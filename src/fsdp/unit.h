@@ -342,6 +342,8 @@ fsdp_status fsdp__buffers_collect(fsdp__tree *t);
 void fsdp__buffers_free(fsdp__tree *t);
 /* What ranks must agree in, in words; a number stands for the values. */
 fsdp_status fsdp__buffer_line(const fsdp__tree *t, int64_t i, char *line, size_t size);
+/* A forward begins: what it changes is seen at its end. */
+void fsdp__buffers_note(fsdp__tree *t);
 /* A forward in training is over: each buffer's rule. */
 fsdp_status fsdp__buffers_follow_rules(fsdp__tree *t);
 

@@ -68,7 +68,7 @@ struct fsdp__module {
         char *name;
         fsdp_tensor *t;
         fsdp_buffer_rule rule;
-        uint32_t version; /* of t, when ranks last agreed on it */
+        uint32_t version; /* of t, when the running forward of a sharded root began */
     } * buffers;
     int64_t n_buffers, cap_buffers;
     fsdp__method_entry *methods;

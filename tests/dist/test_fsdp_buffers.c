@@ -72,6 +72,24 @@ static fsdp_status rules(void *arg)
     return FSDP_OK;
 }
 
+/* Written outside of a forward, by all ranks alike, is no mistake. */
+static fsdp_status between(void *arg)
+{
+    (void)arg;
+    fsdp_module *m = fsdp_linear_create(3, 5, 0);
+    fsdp_scope *scope = fsdp_scope_begin();
+    EXPECT(m && fsdp_module_add_buffer(m, "table", fsdp_zeros(FSDP_F32, 1, SIZES(2))) == FSDP_OK);
+    EXPECT(fsdp_fully_shard(m, NULL) == FSDP_OK && fsdp_reset_parameters(m, 1) == FSDP_OK);
+    for (int k = 0; k < 3; k++) {
+        EXPECT(fsdp_call(m, fsdp_zeros(FSDP_F32, 2, SIZES(2, 3))));
+        EXPECT(fsdp_fill_(fsdp_module_buffer(m, "table"), k) == FSDP_OK);
+        EXPECT(fsdp_sync_module_states(m, 0) == FSDP_OK);
+    }
+    fsdp_scope_end(scope);
+    fsdp_module_free(m);
+    return FSDP_OK;
+}
+
 /* Which mistake. */
 enum { NO_RULE, UNEQUAL, UNEQUAL_SYNCED, ON_META, NOT_FILLED };
 
@@ -125,6 +143,7 @@ static void test_mistakes(void **state)
         assert_int_not_equal(fsdp_run_threads(2, mistake, &which), FSDP_OK);
         check_error(rows[i].code, rows[i].words);
     }
+    check_ok(fsdp_run_threads(2, between, NULL));
     int which = UNEQUAL_SYNCED;
     check_ok(fsdp_run_threads(3, mistake, &which));
 }

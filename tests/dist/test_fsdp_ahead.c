@@ -345,6 +345,99 @@ static void test_part(void **state)
         }
 }
 
+/* ---- one forward, several backwards ------------------------------------------------------------
+ */
+
+typedef struct two_run {
+    int sharded, private_gather, lists, prefetch,
+        last; /* last: both backwards are called the last */
+    double weights[3 * 30];
+} two_run;
+
+/* lin0 feeds lin1 and lin2. */
+static fsdp_status two_outputs(fsdp_module *self, const fsdp_values *in, fsdp_values *out)
+{
+    fsdp_tensor *h = fsdp_tanh(fsdp_call(fsdp_module_child(self, 0), in->t[0]));
+    out->n = 2;
+    for (int k = 0; k < 2; k++)
+        out->t[k] = fsdp_call(fsdp_module_child(self, k + 1), h);
+    return fsdp_error();
+}
+
+static fsdp_status two_shard(fsdp_module *m, const two_run *r)
+{
+    fsdp_shard_options o = fsdp_shard_defaults(NULL);
+    o.private_gather = r->private_gather;
+    o.prefetch_limit = r->prefetch;
+    for (int i = 0; i < 3; i++)
+        EXPECT(fsdp_fully_shard(fsdp_module_child(m, i), &o) == FSDP_OK);
+    EXPECT(fsdp_fully_shard(m, &o) == FSDP_OK);
+    for (int i = 0; i < 3 && r->lists; i++) { /* each the two others, needed or not */
+        fsdp_module *list[] = {fsdp_module_child(m, (i + 1) % 3),
+                               fsdp_module_child(m, (i + 2) % 3)};
+        EXPECT(fsdp_set_modules_to_backward_prefetch(fsdp_module_child(m, i), list, 2) == FSDP_OK);
+    }
+    return FSDP_OK;
+}
+
+static fsdp_status two_rank(void *arg)
+{
+    two_run *r = arg;
+    const char *names[] = {"0", "1", "2"};
+    fsdp_module *m = fsdp_module_create(sizeof *m, "Two");
+    EXPECT(m);
+    m->forward = two_outputs;
+    for (int i = 0; i < 3; i++)
+        EXPECT(fsdp_module_add(m, names[i], fsdp_linear_create(5, 5, 1)));
+    if (r->sharded) EXPECT(two_shard(m, r) == FSDP_OK);
+    EXPECT(fsdp_reset_parameters(m, 1) == FSDP_OK);
+    fsdp_sgd_options sgd = {0.5, 0.9, 0, 0};
+    fsdp_optimizer *o = fsdp_sgd(m, &sgd);
+    EXPECT(o);
+    for (int step = 0; step < 4; step++) {
+        fsdp_scope *scope = fsdp_scope_begin();
+        fsdp_values in = {1, {fsdp_randn(FSDP_F32, 2, SIZES(3, 5), (uint64_t)step, "x")}}, out;
+        EXPECT(fsdp_module_call(m, &in, &out) == FSDP_OK);
+        fsdp_tensor *one = fsdp_full(FSDP_F32, 2, SIZES(3, 5), 0.1);
+        for (int k = 1; k >= 0; k--) {
+            if (r->sharded && !r->last) EXPECT(fsdp_set_is_last_backward(m, k == 0) == FSDP_OK);
+            EXPECT(fsdp_backward_from(out.t[k], one, k) == FSDP_OK);
+        }
+        EXPECT(fsdp_optimizer_step(o) == FSDP_OK && fsdp_zero_grad(m) == FSDP_OK);
+        fsdp_scope_end(scope);
+    }
+    fsdp_param_list l;
+    EXPECT(fsdp_module_params(m, &l) == FSDP_OK && l.count == 6);
+    int64_t at = 0;
+    fsdp_scope *last = fsdp_scope_begin();
+    for (int64_t i = 0; i < l.count; i++) {
+        double *v = check_values(fsdp_dtensor_full(fsdp__param_kept(l.items[i].param)));
+        for (int64_t k = 0; v && k < (i % 2 ? 5 : 25); k++, at++)
+            if (fsdp_rank() == 0) r->weights[at] = v[k];
+        free(v);
+    }
+    fsdp_scope_end(last);
+    fsdp_param_list_free(&l);
+    fsdp_optimizer_free(o);
+    fsdp_module_free(m);
+    return fsdp_error();
+}
+
+static void test_two_backwards(void **state)
+{
+    (void)state;
+    two_run plain = {0};
+    check_ok(fsdp_run_threads(1, two_rank, &plain));
+    for (int ranks = 1; ranks <= 4; ranks++)
+        for (int how = 0; how < 8; how++)
+            for (int prefetch = 0; prefetch < 2; prefetch++) {
+                two_run r = {1, how & 1, how >> 1 & 1, prefetch, how >> 2 & 1, {0}};
+                check_ok(fsdp_run_threads(ranks, two_rank, &r));
+                double d = net_distance(r.weights, plain.weights, 90);
+                if (!(d < 1e-6)) fail_msg("%d ranks, way %d: weights differ by %g", ranks, how, d);
+            }
+}
+
 /* ---- several roots that share one queue -------------------------------------------------------
  */
 
@@ -421,6 +514,7 @@ int main(void)
         cmocka_unit_test(test_handles),        cmocka_unit_test(test_explicit),
         cmocka_unit_test(test_after_backward), cmocka_unit_test(test_event),
         cmocka_unit_test(test_part),           cmocka_unit_test(test_share),
+        cmocka_unit_test(test_two_backwards),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,26 +7,10 @@
  * The window is 64 KiB, 16 pages, and the net's states take 84, one a tensor, so blocks come and go
  * all the time. (test_offload_window.c has states of more bytes.)
  */
+#include "disk_folder.h"
 #include "sharded_net.h"
 
-#include <sys/stat.h>
-#include <unistd.h>
-
 enum { WINDOW = 64 * 1024 };
-
-static char folder[] = "offload-XXXXXX";
-
-static int make_folder(void **state)
-{
-    (void)state;
-    return mkdtemp(folder) ? 0 : -1;
-}
-
-static int remove_folder(void **state)
-{
-    (void)state;
-    return rmdir(folder); /* fails if anything is left in it */
-}
 
 static fsdp_offload_policy in_file(void)
 {

@@ -7,11 +7,10 @@
  * Net: blocks of two linear layers of width W in units of one block. A rank's shard of a block is
  * 2 * W * W * 4 / ranks bytes; gradients are as large, and the state twice.
  */
-#include "tensor_check.h"
-
 #include <sys/mman.h>
-#include <sys/vfs.h>
-#include <unistd.h>
+
+#include "disk_folder.h"
+#include "tensor_check.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { W = 64, BLOCKS = 8 };
@@ -20,27 +19,6 @@ enum { W = 256, BLOCKS = 8 };
 #endif
 enum { STEPS = 3, PAGE = 4096, ROWS = 4 };
 #define LAYER ((int64_t)W * W * 4)
-
-static char folder[] = "window-XXXXXX";
-static int on_disk;
-
-static int make_folder(void **state)
-{
-    struct statfs v;
-    (void)state;
-    if (!mkdtemp(folder) || statfs(folder, &v) != 0) return -1;
-    on_disk = v.f_type != 0x01021994;
-    if (!on_disk)
-        printf(
-            "the folder of the test is a RAM disk: what is in memory is not asked of the kernel\n");
-    return 0;
-}
-
-static int remove_folder(void **state)
-{
-    (void)state;
-    return rmdir(folder);
-}
 
 /* ---- the net ---------------------------------------------------------------------------- */
 

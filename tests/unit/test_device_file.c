@@ -19,36 +19,15 @@
 #include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
-#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "base/context.h"
 #include "device/file.h"
+#include "disk_folder.h"
 
 enum { PAGE = 4096, N = 24 };
 #define BLOCK ((size_t)1 << 20)
 #define WINDOW ((int64_t)4 << 20)
-
-static char folder[] = "file-memory-XXXXXX";
-static int on_disk; /* the folder is no RAM disk, whose pages never leave memory */
-
-static int make_folder(void **state)
-{
-    struct statfs v;
-    (void)state;
-    if (!mkdtemp(folder) || statfs(folder, &v) != 0) return -1;
-    on_disk = v.f_type != 0x01021994;
-    if (!on_disk)
-        printf(
-            "the folder of the test is a RAM disk: what is in memory is not asked of the kernel\n");
-    return 0;
-}
-
-static int remove_folder(void **state)
-{
-    (void)state;
-    return rmdir(folder); /* fails if anything is left in it */
-}
 
 static int entries(void)
 {

@@ -101,16 +101,22 @@ static inline fsdp_module *conf_block_create(void)
     return m;
 }
 
+/* Embeddings of tokens i64 (B,T) and of their places -> (B,T,C) */
+static inline fsdp_tensor *conf_lm_embed(conf_lm *m, fsdp_tensor *tokens)
+{
+    int64_t T = fsdp_size(tokens, 1), place[64];
+    for (int64_t i = 0; i < fsdp_numel(tokens) && i < 64; i++)
+        place[i] = i % T;
+    fsdp_tensor *p = fsdp_clone(
+        fsdp_tensor_from_memory(place, FSDP_I64, 2, fsdp_sizes(tokens), NULL, NULL, NULL));
+    return fsdp_add(fsdp_call(m->tok, tokens), fsdp_call(m->pos, p));
+}
+
 /* tokens i64 (B,T) -> logits (B,T,V) */
 static inline fsdp_tensor *conf_lm_forward(fsdp_module *self, fsdp_tensor *tokens)
 {
     conf_lm *m = (conf_lm *)self;
-    int64_t B = fsdp_size(tokens, 0), T = fsdp_size(tokens, 1);
-    int64_t place[64];
-    for (int64_t i = 0; i < B * T && i < 64; i++)
-        place[i] = i % T;
-    fsdp_tensor *p = fsdp_tensor_from_memory(place, FSDP_I64, 2, SIZES(B, T), NULL, NULL, NULL);
-    fsdp_tensor *h = fsdp_add(fsdp_call(m->tok, tokens), fsdp_call(m->pos, fsdp_clone(p)));
+    fsdp_tensor *h = conf_lm_embed(m, tokens);
     for (int i = 0; i < m->n_blocks; i++)
         h = fsdp_call(m->block[i], h);
     return fsdp_call(m->output, fsdp_call(m->norm, h));

@@ -41,18 +41,10 @@ static fsdp_status set_backward_lists(conf_lm *m, int deep)
     return FSDP_OK;
 }
 
-static fsdp_status lists_rank(void *arg)
+/* Three steps of m have these events; frees it. */
+static fsdp_status steps_are(conf_lm *m, const lists *l)
 {
-    const lists *l = arg;
     conf_events e = {.ahead = 1};
-    conf_lm *m = conf_lm_create(4, 0);
-    CHECK(m);
-    conf_parity p = {.options = fsdp_shard_defaults(NULL)};
-    p.options.reshard_after_forward = FSDP_RESHARD_ALWAYS;
-    p.options.prefetch_limit = 0;
-    CHECK_OK(conf_shard_blocks(&p, &m->base));
-    CHECK_OK(set_forward_lists(m, l->forward));
-    CHECK_OK(set_backward_lists(m, l->backward));
     CHECK_OK(fsdp_reset_parameters(&m->base, 1));
     CHECK_OK(fsdp_set_event_hook(&m->base, conf_note, &e));
     for (int step = 0; step < 3; step++) {
@@ -67,6 +59,20 @@ static fsdp_status lists_rank(void *arg)
     }
     fsdp_module_free(&m->base);
     return FSDP_OK;
+}
+
+static fsdp_status lists_rank(void *arg)
+{
+    const lists *l = arg;
+    conf_lm *m = conf_lm_create(4, 0);
+    CHECK(m);
+    conf_parity p = {.options = fsdp_shard_defaults(NULL)};
+    p.options.reshard_after_forward = FSDP_RESHARD_ALWAYS;
+    p.options.prefetch_limit = 0;
+    CHECK_OK(conf_shard_blocks(&p, &m->base));
+    CHECK_OK(set_forward_lists(m, l->forward));
+    CHECK_OK(set_backward_lists(m, l->backward));
+    return steps_are(m, l);
 }
 
 static const char *const plain_forward = "Uroot U0 R0 U1 R1 U2 R2 U3 R3 Rroot";
@@ -203,7 +209,6 @@ static void test_set_modules_to_backward_prefetch_inside_ac(void)
 static fsdp_status groups_rank(void *arg)
 {
     const lists *l = arg;
-    conf_events e = {.ahead = 1};
     conf_lm *m = conf_lm_create(2, 0);
     CHECK(m);
     fsdp_shard_options o = fsdp_shard_defaults(NULL);
@@ -220,20 +225,7 @@ static fsdp_status groups_rank(void *arg)
         CHECK_OK(fsdp_set_modules_to_backward_prefetch(m->block[1], m->block, 1));
         CHECK_OK(fsdp_set_modules_to_backward_prefetch(m->block[0], &m->tok, 1));
     }
-    CHECK_OK(fsdp_reset_parameters(&m->base, 1));
-    CHECK_OK(fsdp_set_event_hook(&m->base, conf_note, &e));
-    for (int step = 0; step < 3; step++) {
-        fsdp_scope *scope = fsdp_scope_begin();
-        fsdp_tensor *loss = conf_loss(fsdp_call(&m->base, conf_tokens(2, step)));
-        CHECK(loss);
-        CHECK_OK(conf_events_are(&e, l->in_forward));
-        CHECK_OK(fsdp_backward(loss));
-        CHECK_OK(conf_events_are(&e, l->in_backward));
-        fsdp_scope_end(scope);
-        CHECK_OK(fsdp_zero_grad(&m->base));
-    }
-    fsdp_module_free(&m->base);
-    return FSDP_OK;
+    return steps_are(m, l);
 }
 
 /* Lists of modules come and go as one unit, by default and by lists. */

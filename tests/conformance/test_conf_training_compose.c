@@ -36,12 +36,7 @@ static fsdp_status run_block(void *arg, fsdp_tensor **in, int n_in, fsdp_tensor 
 static fsdp_tensor *around_forward(fsdp_module *self, fsdp_tensor *tokens)
 {
     conf_lm *m = (conf_lm *)self;
-    int64_t T = fsdp_size(tokens, 1), place[64];
-    for (int64_t i = 0; i < fsdp_numel(tokens) && i < 64; i++)
-        place[i] = i % T;
-    fsdp_tensor *p = fsdp_clone(
-        fsdp_tensor_from_memory(place, FSDP_I64, 2, fsdp_sizes(tokens), NULL, NULL, NULL));
-    fsdp_tensor *h = fsdp_add(fsdp_call(m->tok, tokens), fsdp_call(m->pos, p));
+    fsdp_tensor *h = conf_lm_embed(m, tokens);
     for (int i = 0; i < m->n_blocks; i++) {
         fsdp_tensor *next;
         if (fsdp_checkpoint(run_block, m->block[i], NULL, &h, 1, &next, 1, NULL) != FSDP_OK)
@@ -114,12 +109,7 @@ typedef struct partial {
 static fsdp_tensor *headless_forward(fsdp_module *self, fsdp_tensor *tokens)
 {
     conf_lm *m = (conf_lm *)self;
-    int64_t T = fsdp_size(tokens, 1), place[64];
-    for (int64_t i = 0; i < fsdp_numel(tokens) && i < 64; i++)
-        place[i] = i % T;
-    fsdp_tensor *p = fsdp_clone(
-        fsdp_tensor_from_memory(place, FSDP_I64, 2, fsdp_sizes(tokens), NULL, NULL, NULL));
-    fsdp_tensor *h = fsdp_add(fsdp_call(m->tok, tokens), fsdp_call(m->pos, p));
+    fsdp_tensor *h = conf_lm_embed(m, tokens);
     for (int i = 0; i < m->n_blocks; i++)
         h = fsdp_call(m->block[i], h);
     return fsdp_call(m->norm, h);

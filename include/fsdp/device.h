@@ -57,6 +57,11 @@ typedef struct fsdp_offload_stats {
 } fsdp_offload_stats;
 FSDP_API void fsdp_offload_get(fsdp_offload_stats *out);
 
+/* Gives pages of freed memory back to the system: reserved bytes of this rank
+ * become few, and the next use of them faults anew. For the end of a phase with
+ * another need than the next one's, as torch.cuda.empty_cache. */
+FSDP_API void fsdp_memory_trim(void);
+
 /* ---- streams ------------------------------------------------------------ */
 
 typedef struct fsdp_stream fsdp_stream;

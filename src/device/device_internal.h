@@ -21,6 +21,7 @@ typedef struct fsdp__device_state {
     fsdp_device *stack; /* devices pushed, the last in force */
     int64_t depth, cap;
     fsdp__cpu_memory *cpu;    /* NULL until first asked for */
+    struct fsdp__range *ranges; /* a list: every allocator over mapped addresses */
     fsdp__file_memory *files; /* a list: one a folder */
     fsdp_offload_stats offload;
     bool said_same; /* that offload to the CPU changes nothing */

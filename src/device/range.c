@@ -9,15 +9,17 @@
  * is found as one into freed malloc memory would be.
  */
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #include "base/context.h"
 #include "base/memory.h"
-#include "device/allocator.h"
+#include "device/device_internal.h"
 #include "device/heap.h"
 #include "device/poison.h"
 
-typedef struct range {
+typedef struct fsdp__range {
     fsdp__allocator allocator; /* first: the allocator is this object */
+    struct fsdp__range *next;  /* of the context */
     fsdp__heap *heap;
     char *base;
     int64_t requested; /* bytes that callers asked for and have not freed */
@@ -61,16 +63,44 @@ fsdp__allocator *fsdp__allocator_over(const char *name, void *base, int64_t size
     m->allocator = (fsdp__allocator){name, range_alloc, range_free, false};
     m->base = base;
     m->poison = poison;
-    m->heap = fsdp__heap_create(size);
-    if (m->heap) return &m->allocator;
-    free(m);
-    return NULL;
+    fsdp__device_state *s = fsdp__device_state_get();
+    m->heap = s ? fsdp__heap_create(size) : NULL;
+    if (!m->heap) {
+        free(m);
+        return NULL;
+    }
+    m->next = s->ranges;
+    s->ranges = m;
+    return &m->allocator;
+}
+
+/* Of a shared mapping the first call gives the pages back, of a private one the second. */
+static void give_pages(void *arg, int64_t offset, int64_t bytes)
+{
+    char *at = ((range *)arg)->base + offset;
+    if (madvise(at, (size_t)bytes, MADV_REMOVE) != 0)
+        (void)madvise(at, (size_t)bytes, MADV_DONTNEED);
+}
+
+void fsdp_memory_trim(void)
+{
+    fsdp__device_state *s = fsdp__slot_get(FSDP__SLOT_DEVICE);
+    for (range *m = s ? s->ranges : NULL; m; m = m->next) {
+        fsdp__heap_trim(m->heap, give_pages, m);
+        report_reserved(m);
+    }
 }
 
 void fsdp__allocator_over_free(fsdp__allocator *a)
 {
     range *m = (range *)a;
     if (!m) return;
+    fsdp__device_state *s = fsdp__slot_get(FSDP__SLOT_DEVICE);
+    for (range **at = s ? &s->ranges : NULL; at && *at; at = &(*at)->next)
+        if (*at == m) {
+            *at = m->next;
+            break;
+        }
     fsdp__account_reserve(-m->reserved);
     /* The addresses may be mapped for something else later: leave no poison behind. */
     if (m->poison) fsdp__unpoison(m->base, (size_t)fsdp__heap_touched(m->heap));

@@ -250,6 +250,7 @@ static fsdp_status make_model(trainer *t)
     FSDP_TRY(make_optimizer(t));
     FSDP_TRY(fsdp__update_make(&t->update, t->c, t->model, t->opt, &t->metrics));
     FSDP_TRY(fill(t));
+    fsdp_memory_trim(); /* what reading took: steps take other sizes */
     return fsdp__run_folder_begin(t->c, t->text.p, &t->folder);
 }
 

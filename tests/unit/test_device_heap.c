@@ -201,8 +201,20 @@ static void test_allocator(void **state)
     fsdp_memory_get(&m);
     assert_int_equal(m.reserved, 4096 - 100);
     cpu->free(cpu, q, 1 << 20);
+    /* Pages without live bytes go back to the system, and come anew. */
+    fsdp_memory_trim();
+    fsdp_memory_get(&m);
+    assert_int_equal(m.reserved, 4096 - 100);
+    assert_int_equal(p[99], 1);
+    q = cpu->alloc(cpu, 1 << 20, "q");
+    for (int i = 0; i < 1 << 20; i++)
+        assert_int_equal(q[i], 0);
+    cpu->free(cpu, q, 1 << 20);
     cpu->free(cpu, p, 100);
     cpu->free(cpu, NULL, 0);
+    fsdp_memory_trim();
+    fsdp_memory_get(&m);
+    assert_int_equal(m.reserved, 0);
     assert_null(cpu->alloc(cpu, SIZE_MAX, "everything"));
     assert_int_equal(fsdp_error(), FSDP_NO_MEMORY);
     fsdp_context_set(before);

@@ -55,6 +55,18 @@ static inline void check_error_at(fsdp_status code, const char *words, const cha
 }
 #define check_error(code, words) check_error_at(code, words, __FILE__, __LINE__)
 
+/* The same on any rank, inside a function that returns fsdp_status. */
+static inline fsdp_status check_failed(fsdp_status code, const char *words)
+{
+    fsdp_status s = fsdp_error();
+    char text[1024];
+    snprintf(text, sizeof text, "%s", fsdp_error_text());
+    fsdp_error_clear();
+    if (s == code && strstr(text, words)) return FSDP_OK;
+    return fsdp__fail(FSDP_INTERNAL, "%s: \"%s\"; expected %s with \"%s\"", fsdp_status_name(s),
+                      text, fsdp_status_name(code), words);
+}
+
 /* Live bytes of tensors. */
 static inline int64_t check_live(void)
 {

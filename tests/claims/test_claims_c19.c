@@ -27,17 +27,6 @@ static int64_t live(fsdp_purpose p)
     return s.live[p];
 }
 
-static fsdp_status failed_with(fsdp_status code, const char *words)
-{
-    fsdp_status s = fsdp_error();
-    char text[1024];
-    snprintf(text, sizeof text, "%s", fsdp_error_text());
-    fsdp_error_clear();
-    if (s == code && strstr(text, words)) return FSDP_OK;
-    return fsdp__fail(FSDP_INTERNAL, "%s: \"%s\"; expected %s with \"%s\"", fsdp_status_name(s),
-                      text, fsdp_status_name(code), words);
-}
-
 static fsdp_status loss_of(net *n, double *loss)
 {
     net_run r = {.ranks = 1, .rows = 8};
@@ -202,10 +191,10 @@ static fsdp_status refused(void *arg)
     fsdp_summon *s, *again;
     fsdp_summon_options o = {1, 1, 1, 0};
     EXPECT(n && fsdp_summon_full_params_begin(&n->base, NULL, &s) != FSDP_OK);
-    FSDP_TRY(failed_with(FSDP_INVALID_ARGUMENT, "is sharded"));
+    FSDP_TRY(check_failed(FSDP_INVALID_ARGUMENT, "is sharded"));
     EXPECT(shard(n, &h) == FSDP_OK);
     fsdp_summon_full_params_begin(&n->base, &o, &s);
-    FSDP_TRY(failed_with(FSDP_INVALID_ARGUMENT, "set writeback to 0"));
+    FSDP_TRY(check_failed(FSDP_INVALID_ARGUMENT, "set writeback to 0"));
     fsdp_optimizer *opt = fsdp_adamw(&n->base, NULL);
     net_run r = {.ranks = 1, .rows = 4};
     fsdp_scope *scope = fsdp_scope_begin();
@@ -214,14 +203,14 @@ static fsdp_status refused(void *arg)
     EXPECT(fsdp_backward(fsdp_call2(&n->base, x, y)) == FSDP_OK);
     EXPECT(fsdp_summon_full_params_begin(&n->base, NULL, &s) == FSDP_OK);
     fsdp_summon_full_params_begin(n->block[0], NULL, &again);
-    FSDP_TRY(failed_with(FSDP_INVALID_STATE, "summoned already"));
+    FSDP_TRY(check_failed(FSDP_INVALID_STATE, "summoned already"));
     EXPECT(!fsdp_call2(&n->base, x, y));
-    FSDP_TRY(failed_with(FSDP_INVALID_STATE, "fsdp_no_grad_begin"));
+    FSDP_TRY(check_failed(FSDP_INVALID_STATE, "fsdp_no_grad_begin"));
     fsdp_unshard(n->block[0]);
-    FSDP_TRY(failed_with(FSDP_INVALID_STATE, "inside fsdp_summon_full_params"));
+    FSDP_TRY(check_failed(FSDP_INVALID_STATE, "inside fsdp_summon_full_params"));
     EXPECT(fsdp_optimizer_step(opt) == FSDP_OK);
     fsdp_summon_full_params_end(s);
-    FSDP_TRY(failed_with(FSDP_INVALID_STATE, "nothing was written back"));
+    FSDP_TRY(check_failed(FSDP_INVALID_STATE, "nothing was written back"));
     EXPECT(fsdp_call2(&n->base, x, y)); /* and goes on */
     fsdp_scope_end(scope);
     fsdp_optimizer_free(opt);

@@ -7,17 +7,6 @@
 
 #include "nn/module.h"
 
-static fsdp_status failed_with(fsdp_status code, const char *words)
-{
-    fsdp_status s = fsdp_error();
-    char text[1024];
-    snprintf(text, sizeof text, "%s", fsdp_error_text());
-    fsdp_error_clear();
-    if (s == code && strstr(text, words)) return FSDP_OK;
-    return fsdp__fail(FSDP_INTERNAL, "%s: \"%s\"; expected %s with \"%s\"", fsdp_status_name(s),
-                      text, fsdp_status_name(code), words);
-}
-
 /* ---- handles ----------------------------------------------------------------------- */
 
 /* A root without parameters of its own. */
@@ -69,9 +58,9 @@ static fsdp_status handles(void *arg)
     EXPECT(bias && fabs(fsdp_at(z, SIZES(0, 6)) - 5.0 - fsdp_at(bias, SIZES(6))) < 1e-5);
     if (fsdp_world_size() == 1) { /* with more ranks the peers would be told */
         fsdp_unshard_async(lin, NULL);
-        FSDP_TRY(failed_with(FSDP_INVALID_ARGUMENT, "handle"));
+        FSDP_TRY(check_failed(FSDP_INVALID_ARGUMENT, "handle"));
         fsdp_unshard_wait(NULL);
-        FSDP_TRY(failed_with(FSDP_INVALID_ARGUMENT, "handle"));
+        FSDP_TRY(check_failed(FSDP_INVALID_ARGUMENT, "handle"));
     }
     fsdp_scope_end(scope);
     /* The handle outlives the module. */
@@ -107,9 +96,9 @@ static fsdp_status deep_lists(net_run *r, net *n)
     }
     if (fsdp_rank() == 0 && fsdp_world_size() == 1) {
         fsdp_set_modules_to_forward_prefetch(n->block[0], &n->norm, 1);
-        FSDP_TRY(failed_with(FSDP_INVALID_ARGUMENT, "\"norm\" is no sharded module"));
+        FSDP_TRY(check_failed(FSDP_INVALID_ARGUMENT, "\"norm\" is no sharded module"));
         fsdp_set_modules_to_backward_prefetch(n->norm, n->block, 1);
-        FSDP_TRY(failed_with(FSDP_INVALID_ARGUMENT, "\"norm\" is no sharded module"));
+        FSDP_TRY(check_failed(FSDP_INVALID_ARGUMENT, "\"norm\" is no sharded module"));
     }
     return FSDP_OK;
 }

@@ -6,17 +6,6 @@
 
 #include "nn/module.h"
 
-static fsdp_status failed_with(fsdp_status code, const char *words)
-{
-    fsdp_status s = fsdp_error();
-    char text[1024];
-    snprintf(text, sizeof text, "%s", fsdp_error_text());
-    fsdp_error_clear();
-    if (s == code && strstr(text, words)) return FSDP_OK;
-    return fsdp__fail(FSDP_INTERNAL, "%s: \"%s\"; expected %s with \"%s\"", fsdp_status_name(s),
-                      text, fsdp_status_name(code), words);
-}
-
 /* ---- another dtype ------------------------------------------------------------------- */
 
 static fsdp_status to_f64(net_run *r, net *n, fsdp_shard_options *o)
@@ -102,7 +91,7 @@ static fsdp_status dtype_refused(void *arg)
     fsdp_optimizer *o = fsdp_adamw(&n->base, NULL);
     EXPECT(o);
     fsdp_module_to_dtype(&n->base, FSDP_BF16);
-    FSDP_TRY(failed_with(FSDP_INVALID_STATE, "before the optimizer is made"));
+    FSDP_TRY(check_failed(FSDP_INVALID_STATE, "before the optimizer is made"));
     fsdp_optimizer_free(o);
     EXPECT(fsdp_set_requires_gradient_sync(&n->base, 0, 1) == FSDP_OK);
     fsdp_scope *scope = fsdp_scope_begin();
@@ -112,7 +101,7 @@ static fsdp_status dtype_refused(void *arg)
     EXPECT(fsdp_backward(fsdp_call2(&n->base, x, y)) == FSDP_OK);
     fsdp_scope_end(scope);
     fsdp_module_to_dtype(&n->base, FSDP_BF16);
-    FSDP_TRY(failed_with(FSDP_INVALID_STATE, "not reduced yet"));
+    FSDP_TRY(check_failed(FSDP_INVALID_STATE, "not reduced yet"));
     EXPECT(fsdp_tensor_dtype(fsdp__param_kept(fsdp_module_param(n->in, "weight"))) == FSDP_F32);
     EXPECT(fsdp_reset_iteration(&n->base) == FSDP_OK);
     EXPECT(fsdp_module_to_dtype(&n->base, FSDP_BF16) == FSDP_OK);
@@ -167,11 +156,11 @@ static fsdp_status set_param(void *arg)
     EXPECT(fsdp_grad(fsdp_param_tensor(kept)) && fsdp_is_dtensor(fsdp_param_tensor(kept)));
     if (fsdp_world_size() == 1) {
         fsdp_module_set_param(m, "bias", fsdp_param_create(FSDP_F32, 1, SIZES(7), zero));
-        FSDP_TRY(failed_with(FSDP_INVALID_STATE, "replaced after the first forward"));
+        FSDP_TRY(check_failed(FSDP_INVALID_STATE, "replaced after the first forward"));
         fsdp_module_set_param(m, "bias", fsdp_param_create(FSDP_F32, 1, SIZES(8), zero));
-        FSDP_TRY(failed_with(FSDP_INVALID_SHAPE, "(7); its replacement is (8)"));
+        FSDP_TRY(check_failed(FSDP_INVALID_SHAPE, "(7); its replacement is (8)"));
         fsdp_module_set_param(m, "gain", fsdp_param_create(FSDP_F32, 1, SIZES(8), zero));
-        FSDP_TRY(failed_with(FSDP_NOT_FOUND, "gain"));
+        FSDP_TRY(check_failed(FSDP_NOT_FOUND, "gain"));
     }
     fsdp_scope_end(scope);
     fsdp_module_free(m);
@@ -229,9 +218,9 @@ static fsdp_status method(void *arg)
     EXPECT(d < 1e-6);
     if (fsdp_world_size() == 1) {
         fsdp_register_fsdp_forward_method(lin, "thrice");
-        FSDP_TRY(failed_with(FSDP_NOT_FOUND, "\"lin\" has no method \"thrice\""));
+        FSDP_TRY(check_failed(FSDP_NOT_FOUND, "\"lin\" has no method \"thrice\""));
         fsdp_module_call_method(lin, "thrice", &in, &out);
-        FSDP_TRY(failed_with(FSDP_NOT_FOUND, "no method \"thrice\""));
+        FSDP_TRY(check_failed(FSDP_NOT_FOUND, "no method \"thrice\""));
     }
     fsdp_scope_end(scope);
     fsdp_module_free(root);

@@ -5,17 +5,6 @@
 
 #include "nn/module.h"
 
-static fsdp_status failed_with(fsdp_status code, const char *words)
-{
-    fsdp_status s = fsdp_error();
-    char text[1024];
-    snprintf(text, sizeof text, "%s", fsdp_error_text());
-    fsdp_error_clear();
-    if (s == code && strstr(text, words)) return FSDP_OK;
-    return fsdp__fail(FSDP_INTERNAL, "%s: \"%s\"; expected %s with \"%s\"", fsdp_status_name(s),
-                      text, fsdp_status_name(code), words);
-}
-
 /* ---- the same numbers --------------------------------------------------------------- */
 
 /* in with the first block (a child of it too, which is dropped), norm with head, and the rest. */
@@ -118,16 +107,16 @@ static fsdp_status no_root(void *arg)
     net *n = net_create(1);
     fsdp_module *list[] = {n->norm, n->head}, *container[] = {n->norm, n->layers};
     EXPECT(n && fsdp_fully_shard_list(list, 0, NULL) != FSDP_OK);
-    FSDP_TRY(failed_with(FSDP_INVALID_ARGUMENT, "one or more"));
+    FSDP_TRY(check_failed(FSDP_INVALID_ARGUMENT, "one or more"));
     fsdp_fully_shard_list(container, 2, NULL);
-    FSDP_TRY(failed_with(FSDP_INVALID_ARGUMENT, "ModuleList"));
+    FSDP_TRY(check_failed(FSDP_INVALID_ARGUMENT, "ModuleList"));
     EXPECT(!fsdp_is_sharded_module(n->norm));
     EXPECT(fsdp_fully_shard_list(list, 2, NULL) == FSDP_OK);
     EXPECT(fsdp_is_sharded_module(n->norm) && fsdp_is_sharded_module(n->head));
     EXPECT(fsdp_reset_parameters(&n->base, 1) == FSDP_OK);
     fsdp_scope *scope = fsdp_scope_begin();
     EXPECT(!fsdp_call(n->norm, fsdp_zeros(FSDP_F32, 2, SIZES(2, NET_C))));
-    FSDP_TRY(failed_with(FSDP_INVALID_STATE, "\"norm, head\" is a list of modules and cannot be"));
+    FSDP_TRY(check_failed(FSDP_INVALID_STATE, "\"norm, head\" is a list of modules and cannot be"));
     fsdp_scope_end(scope);
     fsdp_module_free(&n->base);
     return FSDP_OK;

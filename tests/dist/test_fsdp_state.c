@@ -13,19 +13,6 @@ static void on(int ranks, fsdp_status (*fn)(void *arg), void *arg)
     check_ok(fsdp_run_threads(ranks, fn, arg));
 }
 
-/* An error is kept with those words; clears it. */
-static fsdp_status failed_with(fsdp_status code, const char *words)
-{
-    fsdp_status s = fsdp_error();
-    int right = s == code && strstr(fsdp_error_text(), words);
-    char text[1024];
-    snprintf(text, sizeof text, "%s", fsdp_error_text());
-    fsdp_error_clear();
-    return right ? FSDP_OK
-                 : fsdp__fail(FSDP_INTERNAL, "%s: \"%s\"; expected %s with \"%s\"",
-                              fsdp_status_name(s), text, fsdp_status_name(code), words);
-}
-
 /* ---- refusals --------------------------------------------------------------- */
 
 static int bad_dim(void *arg, const char *name, const fsdp_param *p)
@@ -41,26 +28,26 @@ static fsdp_status refused(void *arg)
     net *n = net_create(2);
     EXPECT(n);
     fsdp_fully_shard(n->layers, NULL);
-    FSDP_TRY(failed_with(FSDP_INVALID_ARGUMENT, "ModuleList"));
+    FSDP_TRY(check_failed(FSDP_INVALID_ARGUMENT, "ModuleList"));
     fsdp_shard_options o = fsdp_shard_defaults(NULL);
     o.placement_fn = bad_dim;
     fsdp_fully_shard(n->block[0], &o);
-    FSDP_TRY(failed_with(FSDP_INVALID_ARGUMENT, "dim"));
+    FSDP_TRY(check_failed(FSDP_INVALID_ARGUMENT, "dim"));
     EXPECT(!fsdp_is_sharded_module(n->block[0]));
     EXPECT(fsdp_fully_shard(n->block[0], NULL) == FSDP_OK);
     EXPECT(fsdp_is_sharded_module(n->block[0]));
     fsdp_fully_shard(n->block[0], NULL);
-    FSDP_TRY(failed_with(FSDP_INVALID_ARGUMENT, "once"));
+    FSDP_TRY(check_failed(FSDP_INVALID_ARGUMENT, "once"));
     EXPECT(fsdp_fully_shard(&n->base, NULL) == FSDP_OK);
     fsdp_fully_shard(n->block[1], NULL); /* its parameters are the root's by now */
-    FSDP_TRY(failed_with(FSDP_UNSUPPORTED, "root last"));
+    FSDP_TRY(check_failed(FSDP_UNSUPPORTED, "root last"));
     fsdp_unshard(n->norm);
-    FSDP_TRY(failed_with(FSDP_INVALID_ARGUMENT, "fsdp_fully_shard"));
+    FSDP_TRY(check_failed(FSDP_INVALID_ARGUMENT, "fsdp_fully_shard"));
     /* No values yet. */
     fsdp_tensor *x = fsdp_zeros(FSDP_F32, 2, SIZES(2, 5)),
                 *y = fsdp_zeros(FSDP_F32, 2, SIZES(2, 1));
     EXPECT(!fsdp_call2(&n->base, x, y));
-    FSDP_TRY(failed_with(FSDP_INVALID_STATE, "fsdp_reset_parameters"));
+    FSDP_TRY(check_failed(FSDP_INVALID_STATE, "fsdp_reset_parameters"));
     fsdp_release(x);
     fsdp_release(y);
     fsdp_module_free(&n->base);
@@ -69,7 +56,7 @@ static fsdp_status refused(void *arg)
     fsdp_module *m = fsdp_linear_create(3, 3, 0);
     o = fsdp_shard_defaults(fsdp_mesh_create(FSDP_CPU, 3, sizes, names));
     fsdp_fully_shard(m, &o);
-    FSDP_TRY(failed_with(FSDP_INVALID_ARGUMENT, "3 axes"));
+    FSDP_TRY(check_failed(FSDP_INVALID_ARGUMENT, "3 axes"));
     fsdp_module_free(m);
     return FSDP_OK;
 }
@@ -82,11 +69,11 @@ static fsdp_status on_meta(void *arg)
     fsdp_device_pop();
     EXPECT(n && fsdp_fully_shard(&n->base, NULL) == FSDP_OK);
     fsdp_reset_parameters(&n->base, 1);
-    FSDP_TRY(failed_with(FSDP_INVALID_STATE, "fsdp_to_empty"));
+    FSDP_TRY(check_failed(FSDP_INVALID_STATE, "fsdp_to_empty"));
     fsdp_tensor *x = fsdp_zeros(FSDP_F32, 2, SIZES(2, 5)),
                 *y = fsdp_zeros(FSDP_F32, 2, SIZES(2, 1));
     EXPECT(!fsdp_call2(&n->base, x, y));
-    FSDP_TRY(failed_with(FSDP_INVALID_STATE, "meta"));
+    FSDP_TRY(check_failed(FSDP_INVALID_STATE, "meta"));
     fsdp_release(x);
     fsdp_release(y);
     fsdp_module_free(&n->base);
@@ -496,7 +483,7 @@ static fsdp_status by_hand(void *arg)
     if (N == 1) { /* an op on a shard is refused; with more ranks the peers would be told */
         EXPECT(!fsdp_is_sharded_module(NULL));
         fsdp_scale(shard, 2);
-        FSDP_TRY(failed_with(FSDP_UNSUPPORTED, "unshard"));
+        FSDP_TRY(check_failed(FSDP_UNSUPPORTED, "unshard"));
     }
     fsdp_tensor *full = fsdp_dtensor_full(shard);
     EXPECT(full);
@@ -508,7 +495,7 @@ static fsdp_status by_hand(void *arg)
     EXPECT(fsdp_param_tensor(w) == shard && !fsdp_data(whole));
     if (N == 1) { /* kept in spite of the header: refused by name */
         fsdp_scale(whole, 2);
-        FSDP_TRY(failed_with(FSDP_INVALID_STATE, "weight"));
+        FSDP_TRY(check_failed(FSDP_INVALID_STATE, "weight"));
     }
     /* Written by hand: the next gather sees it, on a module that is whole as well. */
     EXPECT(fsdp_unshard(m) == FSDP_OK);
@@ -530,7 +517,7 @@ static fsdp_status by_hand(void *arg)
     EXPECT(fsdp_mark_changed(m) == FSDP_OK);
     if (N == 1) {
         fsdp_backward(y);
-        FSDP_TRY(failed_with(FSDP_INVALID_STATE, "weight was updated since the forward"));
+        FSDP_TRY(check_failed(FSDP_INVALID_STATE, "weight was updated since the forward"));
     }
     FSDP_TRY(fsdp_reset_iteration(m));
     /* A gathered copy that all ranks share cannot be written to. */

@@ -237,17 +237,6 @@ static fsdp_status printed(void *arg)
     return FSDP_OK;
 }
 
-static fsdp_status failed_with(fsdp_status code, const char *words)
-{
-    fsdp_status s = fsdp_error();
-    char text[1024];
-    snprintf(text, sizeof text, "%s", fsdp_error_text());
-    fsdp_error_clear();
-    if (s == code && strstr(text, words)) return FSDP_OK;
-    return fsdp__fail(FSDP_INTERNAL, "%s: \"%s\"; expected %s with \"%s\"", fsdp_status_name(s),
-                      text, fsdp_status_name(code), words);
-}
-
 static fsdp_status refused(void *arg)
 {
     (void)arg;
@@ -256,11 +245,11 @@ static fsdp_status refused(void *arg)
     fsdp_shard_options o = fsdp_shard_defaults(NULL);
     o.mp_policy.param_dtype = FSDP_BF16;
     fsdp_fully_shard(t->out, &o);
-    FSDP_TRY(failed_with(FSDP_UNSUPPORTED, "one precision policy"));
+    FSDP_TRY(check_failed(FSDP_UNSUPPORTED, "one precision policy"));
     o = fsdp_shard_defaults(NULL);
     o.private_gather = 1;
     fsdp_fully_shard(t->out, &o);
-    FSDP_TRY(failed_with(FSDP_UNSUPPORTED, "in.weight is shared by units"));
+    FSDP_TRY(check_failed(FSDP_UNSUPPORTED, "in.weight is shared by units"));
     EXPECT(!fsdp_is_sharded_module(t->out));
     EXPECT(fsdp_fully_shard(t->out, NULL) == FSDP_OK); /* as if nothing had been */
     EXPECT(fsdp_fully_shard(&t->base, NULL) == FSDP_OK);
@@ -276,12 +265,12 @@ static fsdp_status refused(void *arg)
     EXPECT(fsdp_call(t->in, fsdp_zeros(FSDP_F32, 2, SIZES(3, C))));
     fsdp_scope_end(scope);
     fsdp_fully_shard(t->out, NULL);
-    FSDP_TRY(failed_with(FSDP_INVALID_STATE, "has run already"));
+    FSDP_TRY(check_failed(FSDP_INVALID_STATE, "has run already"));
     fsdp_module_free(&t->base);
     t = tied_create();
     EXPECT(t && fsdp_fully_shard(&t->base, NULL) == FSDP_OK);
     fsdp_fully_shard(t->out, NULL);
-    FSDP_TRY(failed_with(FSDP_UNSUPPORTED, "root last"));
+    FSDP_TRY(check_failed(FSDP_UNSUPPORTED, "root last"));
     fsdp_module_free(&t->base);
     return FSDP_OK;
 }

@@ -9,17 +9,6 @@ static void on(int ranks, fsdp_status (*fn)(void *arg))
     check_ok(fsdp_run_threads(ranks, fn, NULL));
 }
 
-static fsdp_status failed_with(fsdp_status code, const char *words)
-{
-    fsdp_status s = fsdp_error();
-    char text[1024];
-    snprintf(text, sizeof text, "%s", fsdp_error_text());
-    fsdp_error_clear();
-    if (s == code && strstr(text, words)) return FSDP_OK;
-    return fsdp__fail(FSDP_INTERNAL, "%s: \"%s\"; expected %s with \"%s\"", fsdp_status_name(s),
-                      text, fsdp_status_name(code), words);
-}
-
 /* ---- meshes ------------------------------------------------------------------ */
 
 static fsdp_status slices(void *arg)
@@ -45,7 +34,7 @@ static fsdp_status slices(void *arg)
     }
     EXPECT(fsdp_barrier(fsdp_group_world(), FSDP_LANE_CONTROL) == FSDP_OK);
     if (fsdp_mesh_slice(m, "tp")) return fsdp__fail(FSDP_INTERNAL, "there is no axis tp");
-    return failed_with(FSDP_NOT_FOUND, "there are: replicate, shard");
+    return check_failed(FSDP_NOT_FOUND, "there are: replicate, shard");
 }
 
 /* Along an axis that a slice leaves out nobody would sum: replicas would drift apart. */
@@ -311,7 +300,7 @@ static fsdp_status public_memory(void *arg)
     fsdp_comm_free(g, NULL, 4);
     EXPECT(fsdp_barrier(g, FSDP_LANE_CONTROL) == FSDP_OK);
     if (fsdp_comm_alloc(g, -1)) return fsdp__fail(FSDP_INTERNAL, "-1 bytes");
-    return failed_with(FSDP_INVALID_ARGUMENT, "-1 bytes");
+    return check_failed(FSDP_INVALID_ARGUMENT, "-1 bytes");
 }
 
 static void test_public_memory(void **state)

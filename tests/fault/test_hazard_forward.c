@@ -7,17 +7,6 @@
 
 #include "fsdp/unit.h"
 
-static fsdp_status failed_with(fsdp_status code, const char *words)
-{
-    fsdp_status s = fsdp_error();
-    char text[1024];
-    snprintf(text, sizeof text, "%s", fsdp_error_text());
-    fsdp_error_clear();
-    if (s == code && strstr(text, words)) return FSDP_OK;
-    return fsdp__fail(FSDP_INTERNAL, "%s: \"%s\"; expected %s with \"%s\"", fsdp_status_name(s),
-                      text, fsdp_status_name(code), words);
-}
-
 static int64_t unsharded(void)
 {
     fsdp_memory_stats s;
@@ -285,14 +274,14 @@ static fsdp_status mistakes(void *arg)
         n && fsdp_reset_parameters(&n->base, 1) == FSDP_OK ? fsdp_adamw(&n->base, NULL) : NULL;
     EXPECT(o);
     fsdp_fully_shard(&n->base, NULL);
-    FSDP_TRY(failed_with(FSDP_INVALID_STATE, "make the optimizer after fsdp_fully_shard"));
+    FSDP_TRY(check_failed(FSDP_INVALID_STATE, "make the optimizer after fsdp_fully_shard"));
     EXPECT(!fsdp_is_sharded_module(&n->base));
     fsdp_optimizer_free(o);
     EXPECT(fsdp_fully_shard(&n->base, NULL) == FSDP_OK); /* the fix */
     fsdp_fully_shard(n->block[0], NULL);
-    FSDP_TRY(failed_with(FSDP_UNSUPPORTED, "shard blocks first and the root last"));
+    FSDP_TRY(check_failed(FSDP_UNSUPPORTED, "shard blocks first and the root last"));
     fsdp_checkpoint_module(n->block[0], NULL);
-    FSDP_TRY(failed_with(FSDP_INVALID_STATE, "before fsdp_fully_shard"));
+    FSDP_TRY(check_failed(FSDP_INVALID_STATE, "before fsdp_fully_shard"));
     fsdp_module_free(&n->base);
 
     fsdp_device_push(FSDP_META);
@@ -300,7 +289,7 @@ static fsdp_status mistakes(void *arg)
     fsdp_device_pop();
     EXPECT(n && fsdp_to_empty(n->block[0], FSDP_CPU) == FSDP_OK);
     fsdp_fully_shard(&n->base, NULL);
-    FSDP_TRY(failed_with(FSDP_INVALID_STATE, "fsdp_to_empty after it"));
+    FSDP_TRY(check_failed(FSDP_INVALID_STATE, "fsdp_to_empty after it"));
     fsdp_module_free(&n->base);
 
     fsdp_device_push(FSDP_META);
@@ -309,13 +298,13 @@ static fsdp_status mistakes(void *arg)
     EXPECT(n && fsdp_fully_shard(&n->base, NULL) == FSDP_OK);
     fsdp_scope *scope = fsdp_scope_begin();
     EXPECT(!forward(n, 0)); /* all that is on meta, by name */
-    FSDP_TRY(failed_with(FSDP_INVALID_STATE,
-                         "in.weight, in.bias, layers.0.norm.weight, layers.0.up.weight, "
-                         "layers.0.up.bias, layers.0.down.weight, norm.weight, head.weight and 1 "
-                         "more: still on the meta device"));
+    FSDP_TRY(check_failed(FSDP_INVALID_STATE,
+                          "in.weight, in.bias, layers.0.norm.weight, layers.0.up.weight, "
+                          "layers.0.up.bias, layers.0.down.weight, norm.weight, head.weight and 1 "
+                          "more: still on the meta device"));
     EXPECT(fsdp_to_empty(&n->base, FSDP_CPU) == FSDP_OK);
     EXPECT(!forward(n, 0)); /* the first that is read without values */
-    FSDP_TRY(failed_with(FSDP_INVALID_STATE, "in.weight"));
+    FSDP_TRY(check_failed(FSDP_INVALID_STATE, "in.weight"));
     EXPECT(fsdp_reset_iteration(&n->base) == FSDP_OK);
     EXPECT(fsdp_reset_parameters(&n->base, 1) == FSDP_OK && forward(n, 0));
     fsdp_scope_end(scope);

@@ -8,6 +8,7 @@
  * as scale and is NaN again, so that it is seen.
  */
 #include <math.h>
+#include <string.h>
 
 #include "base/convert.h"
 #include "base/error.h"
@@ -23,33 +24,51 @@ static const float *as_f32(const char *x, fsdp_dtype t, int64_t at, int64_t n, f
     return part;
 }
 
-static float largest(const char *x, fsdp_dtype t, int64_t at, int64_t n)
+/* The largest |x| as bits, which order as the magnitudes do; from INFINITE on: not finite. */
+enum { INFINITE = 0x7f800000, MAGNITUDE = 0x7fffffff };
+
+static int32_t largest(const char *x, fsdp_dtype t, int64_t at, int64_t n)
 {
-    float part[BLOCK], most = 0.0f;
-    int bad = 0;
+    float part[BLOCK];
+    int32_t most = 0;
     for (int64_t i = 0; i < n; i += BLOCK) {
         int64_t m = n - i < BLOCK ? n - i : BLOCK;
         const float *v = as_f32(x, t, at + i, m, part);
         for (int64_t k = 0; k < m; k++) {
-            float a = fabsf(v[k]);
+            int32_t a;
+            memcpy(&a, &v[k], sizeof a);
+            a &= MAGNITUDE;
             most = a > most ? a : most;
-            bad |= !(a <= 3.402823466e38f);
         }
     }
-    return bad ? NAN : most;
+    return most;
 }
+
+/* Adding this rounds to a whole number, to even where halfway, in the low bits of the sum. */
+#define TO_WHOLE 12582912.0f /* 1.5 * 2^23 */
 
 static void quantise_row(const char *x, fsdp_dtype t, int64_t at, int64_t n, int8_t *q, float *s)
 {
-    float part[BLOCK], most = largest(x, t, at, n);
-    *s = most / 127.0f;
+    float part[BLOCK], most;
+    int32_t bits = largest(x, t, at, n), whole;
+    memcpy(&most, &bits, sizeof most);
+    *s = bits >= INFINITE ? NAN : most / 127.0f;
     float inverse = *s > 0.0f ? 127.0f / most : 0.0f;
-    if (isinf(inverse)) inverse = 0.0f; /* subnormal: too small to tell from zero */
+    if (inverse == 0.0f || isinf(inverse)) { /* zeros, not finite, or too small to tell from zero */
+        memset(q, 0, (size_t)n);
+        return;
+    }
+    const float magic = TO_WHOLE;
+    memcpy(&whole, &magic, sizeof whole);
     for (int64_t i = 0; i < n; i += BLOCK) {
         int64_t m = n - i < BLOCK ? n - i : BLOCK;
         const float *v = as_f32(x, t, at + i, m, part);
-        for (int64_t k = 0; k < m; k++)
-            q[i + k] = (int8_t)(isnan(inverse) || isnan(*s) ? 0.0f : rintf(v[k] * inverse));
+        for (int64_t k = 0; k < m; k++) {
+            float sum = v[k] * inverse + TO_WHOLE;
+            int32_t b;
+            memcpy(&b, &sum, sizeof b);
+            q[i + k] = (int8_t)(b - whole);
+        }
     }
 }
 

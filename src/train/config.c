@@ -608,10 +608,8 @@ fsdp_status fsdp__train_config_resolve(fsdp__train_config *c, int ranks)
             "data.dir is not set; expected the folder that `fsdp prepare --out` made");
     FSDP_TRY(fsdp__train_groups_check(c));
     FSDP_TRY(resolve_ema(c));
-    if (c->debug.inject_nonfinite) {
-        fsdp__injection x;
-        FSDP_TRY(fsdp__injection_parse(c->debug.inject_nonfinite, &x));
-    }
+    if (c->debug.inject_nonfinite)
+        FSDP_TRY(fsdp__injection_check(c->debug.inject_nonfinite, ranks, c->training.steps, 0));
     if (!c->checkpoint.folder || !*c->checkpoint.folder || strchr(c->checkpoint.folder, '/'))
         return fsdp__fail(FSDP_INVALID_CONFIG,
                           "checkpoint.folder is '%s'; expected the name of a folder, without /",

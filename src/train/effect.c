@@ -66,10 +66,11 @@ static bool alone(config *c)
     return not_cut(c) && c->parallelism.data_parallel_replicate_degree == 1;
 }
 
-/* Nothing is gathered and nothing cast: layers compute with the parameters themselves. */
+/* Nothing is gathered, cast or rounded to int8: layers compute with the parameters themselves. */
 static bool lent(config *c)
 {
-    return not_cut(c) && c->training.dtype == c->training.mixed_precision_param;
+    return not_cut(c) && c->training.dtype == c->training.mixed_precision_param &&
+           c->parallelism.gather_dtype == 0;
 }
 
 static bool no_scale(config *c)
@@ -168,7 +169,7 @@ static const rule rules[] = {
     {"memory.offload|training.enable_cpu_offload", shards_on_cpu,
      "the device is the CPU: parameters and gradients are in its memory"},
     {"optimizer.offload", state_on_cpu, "the device is the CPU: the state is in its memory"},
-    {"prefetch.limit|memory.shared_gather|parallelism.gather_dtype", not_cut,
+    {"prefetch.limit|memory.shared_gather", not_cut,
      "nothing is gathered: parallelism.data_parallel_shard_degree is 1"},
     {"prefetch.limit", one_unit, "parallelism.fsdp_units is model: there is no next unit"},
     {"parallelism.fsdp_reshard_after_forward|parallelism.fsdp_units", lent,

@@ -41,6 +41,14 @@ static fsdp_status take(void *arg, const fsdp__yaml_value *v)
 {
     const reading *r = arg;
     char name[64];
+    int row = 0;
+    while (rows[row].name && strcmp(rows[row].name, v->name) != 0)
+        row++;
+    if (!rows[row].name)
+        return fsdp__fail(FSDP_INVALID_CONFIG,
+                          "%s: '%s' is nothing that a group sets; expected pattern, lr, lr_factor, "
+                          "weight_decay, beta1, beta2, eps or momentum",
+                          r->place, v->name);
     snprintf(name, sizeof name, "group.%s", v->name);
     if (!v->text)
         return fsdp__fail(FSDP_INVALID_CONFIG, "%s: %s is a list; expected a single value",

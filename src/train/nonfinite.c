@@ -19,6 +19,7 @@
 #include "fsdp/shard.h"
 #include "fsdp/unit.h"
 #include "nn/module.h"
+#include "train/run_folder.h"
 
 /* What one rank has found. Sent as it is. */
 typedef struct finding {
@@ -300,6 +301,26 @@ fsdp_status fsdp__injection_parse(const char *text, fsdp__injection *out)
                       text);
 }
 
+static fsdp_status not_in_run(const char *text, const char *what, int64_t value, int64_t from,
+                              int64_t to)
+{
+    return fsdp__fail_alike(FSDP_INVALID_CONFIG,
+                            "debug.inject_nonfinite is '%s': there is no %s %lld; expected %lld to "
+                            "%lld in this run",
+                            text, what, (long long)value, (long long)from, (long long)to);
+}
+
+fsdp_status fsdp__injection_check(const char *text, int ranks, int64_t steps, int64_t calls)
+{
+    fsdp__injection x;
+    FSDP_TRY(fsdp__injection_parse(text, &x));
+    if (x.rank < 0 || x.rank >= ranks) return not_in_run(text, "rank", x.rank, 0, ranks - 1);
+    if (x.step < 1 || x.step > steps) return not_in_run(text, "step", x.step, 1, steps);
+    if (x.call < 0 || (calls && x.call >= calls))
+        return not_in_run(text, "microbatch", x.call, 0, calls ? calls - 1 : INT64_MAX);
+    return FSDP_OK;
+}
+
 static fsdp_status pass(fsdp_function_context *c, fsdp_tensor **in, int n_in, fsdp_tensor **out,
                         int n_out)
 {
@@ -311,23 +332,27 @@ static fsdp_status pass(fsdp_function_context *c, fsdp_tensor **in, int n_in, fs
 static fsdp_status spoil(fsdp_function_context *c, fsdp_tensor **grad_out, int n_out,
                          fsdp_tensor **grad_in, int n_in)
 {
-    (void)c, (void)n_out, (void)n_in;
+    (void)n_out, (void)n_in;
+    fsdp__injection *x = fsdp_function_arg(c);
     grad_in[0] = fsdp_shift(grad_out[0], NAN);
+    x->done = true;
     return fsdp_error();
 }
 
 static fsdp_status inject(void *arg, fsdp_module *m, const fsdp_values *in, fsdp_values *out)
 {
     static const fsdp_function nan_gradient = {"inject_nonfinite", pass, spoil, NULL};
-    const fsdp__injection *x = arg;
+    fsdp__injection *x = arg;
     (void)m, (void)in;
     if (fsdp_rank() != x->rank || x->now_step != x->step || x->now_call != x->call) return FSDP_OK;
+    x->seen = true;
     if (!x->backward) {
         out->t[0] = fsdp_shift(out->t[0], NAN);
+        x->done = true;
         return fsdp_error();
     }
     fsdp_tensor *spoiled = NULL;
-    FSDP_TRY(fsdp_function_apply(&nan_gradient, NULL, out->t, 1, &spoiled, 1));
+    FSDP_TRY(fsdp_function_apply(&nan_gradient, x, out->t, 1, &spoiled, 1));
     out->t[0] = spoiled;
     return FSDP_OK;
 }
@@ -337,4 +362,18 @@ fsdp_status fsdp__injection_install(fsdp__injection *x, fsdp_module *m)
     fsdp_module *at = fsdp_module_find(m, x->module);
     if (!at) return fsdp_error();
     return fsdp_register_forward_hook(at, inject, x, 0) < 0 ? fsdp_error() : FSDP_OK;
+}
+
+fsdp_status fsdp__injection_settle(const fsdp__injection *x)
+{
+    if (!x->module || x->done || x->now_step != x->step || fsdp_rank() != x->rank) return FSDP_OK;
+    return fsdp__fail(
+        FSDP_INVALID_CONFIG,
+        "debug.inject_nonfinite: in step %lld, microbatch %lld of rank %d %s %s, so no NaN was put "
+        "in; name a module that is called and trained, such as model.layers.0",
+        (long long)x->step, (long long)x->call, x->rank,
+        x->seen ? "no gradient came to the output of"
+                : "there was no call of its own of (head and loss are one operation, and a list of "
+                  "modules computes nothing)",
+        x->module);
 }

@@ -34,12 +34,18 @@ typedef struct fsdp__injection {
     bool backward;
     int rank;
     int64_t step, call;
-    const char *module;     /* in the text that was parsed */
+    const char *module;         /* in the text that was parsed; NULL: there is none */
     int64_t now_step, now_call; /* set by the trainer */
+    bool seen, done;            /* the module was called there and then; the NaN is in */
 } fsdp__injection;
 
 fsdp_status fsdp__injection_parse(const char *text, fsdp__injection *out);
+/* An error where the run has no such rank, step or microbatch. calls: a step's; 0: not known. */
+fsdp_status fsdp__injection_check(const char *text, int ranks, int64_t steps, int64_t calls);
 /* That module's output, or the gradient of it, becomes NaN there and then. x must outlive m. */
 fsdp_status fsdp__injection_install(fsdp__injection *x, fsdp_module *m);
+/* After the backward of a step, before its update: an error on the rank meant if this was the step
+ * and nothing was injected. */
+fsdp_status fsdp__injection_settle(const fsdp__injection *x);
 
 #endif

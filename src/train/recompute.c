@@ -400,6 +400,11 @@ static void say(const fsdp__train_recompute *r, double flops, fsdp__metrics *m)
                    "of the model's\n",
                    (long long)on, (long long)r->n_blocks, again,
                    flops > 0.0 ? 100.0 * again / flops : 0.0);
+    if (on == 0 && r->every > r->n_blocks)
+        fsdp__str_addf(&s,
+                       "no effect: activation_checkpoint.mode: selective_ac_option %lld is more "
+                       "than the model's %lld block%s, so none is recomputed\n",
+                       (long long)r->every, (long long)r->n_blocks, r->n_blocks == 1 ? "" : "s");
     describe(r, &s);
     fsdp__say(m, "%s", fsdp__str_get(&s));
     fsdp__str_free(&s);

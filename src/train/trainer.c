@@ -116,6 +116,9 @@ static fsdp_status make_samplers(trainer *t)
               "divided by the valid tokens of the step, %lld\n",
               (long long)plan.rows, t->ranks, (long long)plan.calls, (long long)plan.microbatch,
               (long long)plan.valid_tokens);
+    if (c->debug.inject_nonfinite)
+        FSDP_TRY(fsdp__injection_check(c->debug.inject_nonfinite, t->ranks, c->training.steps,
+                                       plan.calls));
     if (!t->in.validation) return FSDP_OK;
     /* Validation takes the rows in order, once; all ranks together have one batch a step. */
     return fsdp__sampler_init(&t->validator, t->in.validation, t->in.model.vocab_size,
@@ -370,6 +373,7 @@ static fsdp_status train_step(trainer *t, fsdp__sampler_step *plan)
     bool early = t->c->optimizer.early_step_in_backward;
     for (int64_t call = 0; call < plan->calls; call++)
         FSDP_TRY(forward_backward(t, plan, call, early ? &sum : NULL));
+    FSDP_TRY(fsdp__injection_settle(&t->injection));
     if (!early) FSDP_TRY(sum_losses(t, plan, &sum));
     t->loss = sum.sum / (double)plan->valid_tokens;
     if (sum.bad_rank < 0) FSDP_TRY(fsdp__update_look(&t->update, &verdict));
@@ -516,6 +520,10 @@ static fsdp_status loop(trainer *t)
     int64_t first = t->step, saved = t->folder.load_step, validated = -1;
     t->metrics.started = fsdp__now();
     fsdp__metrics_resume(&t->metrics);
+    if (t->injection.module && t->injection.step <= t->step)
+        fsdp__say(&t->metrics,
+                  "no effect: debug.inject_nonfinite: the run goes on behind step %lld\n",
+                  (long long)t->step);
     while (t->step < c->training.steps && !t->asked) {
         fsdp__sampler_step plan;
         FSDP_TRY(train_step(t, &plan));

@@ -36,6 +36,10 @@ run second -n 2 $ac.mode selective
 check "every second block" cmp none.losses second.losses
 check "which blocks" has out '^  block 0: not recomputed'
 check "every second is recomputed" has out '2 of 4 blocks recomputed'
+run fifth -n 2 $ac.mode selective $ac.selective_ac_option 5
+check "every fifth of four" cmp none.losses fifth.losses
+check "is none, which is said" has out \
+    "no effect: activation_checkpoint.mode: selective_ac_option 5 is more than the model's 4 blocks"
 run op -n 2 $ac.mode selective $ac.selective_ac_option op
 check "by op" cmp none.losses op.losses
 check "the kept ops are named" has out \

@@ -145,6 +145,18 @@ run skip-none -n 2 --training.nonfinite skip --training.nonfinite_max_skips 0 \
 check "none may be left out" is "$code" 1
 run bad-injection -n 2 --debug.inject_nonfinite sideways:1:3
 check "an injection that is none" grep -q 'expected forward or backward' err out
+while read -r where text; do
+    run bad-injection -n 2 --debug.inject_nonfinite "$where"
+    check "$where is refused" is "$code" 1
+    check "$where is explained" grep -q "$text" err out
+done <<'X'
+forward:9:1:0:model.layers.0 there is no rank 9; expected 0 to 1 in this run
+forward:0:0:0:model.layers.0 there is no step 0; expected 1 to 6 in this run
+forward:0:7:0:model.layers.0 there is no step 7; expected 1 to 6 in this run
+backward:0:1:2:model.layers.0 there is no microbatch 2; expected 0 to 1 in this run
+forward:1:2:1:lm_head step 2, microbatch 1 of rank 1 there was no call of its own of .* lm_head
+backward:0:1:0:model.layers step 1, microbatch 0 of rank 0 there was no call of its own of .* model.layers,
+X
 
 # ---- replicas -------------------------------------------------------------------------------------
 run replicas -n 4 --parallelism.data_parallel_replicate_degree 2 \

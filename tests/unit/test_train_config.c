@@ -79,7 +79,10 @@ static void param_groups_are_checked(void **state)
     basic();
     group_is("[{pattern: \"*norm*\", weight_decay: 0}, {pattern: \"*.bias\", lr: 1e-3}]", NULL);
     group_is("{weight_decay: 0}", "optimizer.param_groups[0]: no pattern");
-    group_is("{patern: x}", "unknown option group.patern; did you mean group.pattern?");
+    group_is(
+        "{patern: x}",
+        "optimizer.param_groups[0]: 'patern' is nothing that a group sets; expected pattern, lr");
+    group_is("{pattern: x, wd: 1}", "'wd' is nothing that a group sets; expected pattern, lr");
     group_is("{pattern: x}, {pattern: y, beta1: 1.5}",
              "optimizer.param_groups[1]: group.beta1 is '1.5'; expected a number from 0.0 to");
     group_is("{pattern: x, lr: 1, lr_factor: 1}", "both lr and lr_factor");

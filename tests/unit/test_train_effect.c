@@ -76,6 +76,13 @@ static void nothing_is_said_without_reason(void **state)
     expect(2, "--training.global_batch_size 32 --training.sync_each_microbatch", "");
     expect(2, "--lr_scheduler.min_lr_factor 0.1 --lr_scheduler.decay_type cosine", "");
     expect(1, "--parallelism.fsdp_units linear", ""); /* it casts */
+    /* Rounding is seen where nothing travels, too. */
+    expect(1, "--parallelism.gather_dtype int8", "");
+    expect(4, "--parallelism.data_parallel_replicate_degree 4 --parallelism.gather_dtype int8", "");
+    expect(1,
+           "--training.mixed_precision_param float32 --parallelism.gather_dtype int8 "
+           "--parallelism.fsdp_units linear",
+           "");
 }
 
 static void one_line_each(void **state)
@@ -136,6 +143,9 @@ static void every_rule(void **state)
                 if (strstr(tries[k].words, name)) continue;
                 if (!strcmp(name, "validation.ema") || !strcmp(name, "lora.merge")) v = "false";
                 if (strstr(name, "selective_ac_option")) v = "op";
+                if (!strcmp(name, "memory.offload") || !strcmp(name, "optimizer.offload"))
+                    v = "cpu";
+                if (!strcmp(name, "training.enable_cpu_offload")) v = "true";
                 if (!strcmp(v, "null") || !*v || !strcmp(v, "[]")) v = "x";
                 snprintf(words, sizeof words, "%s --%s %s", tries[k].words, name,
                          *v == '"' ? "x" : v);

@@ -248,7 +248,7 @@ static fsdp_status build(fsdp__unit *u, const fsdp_shard_options *o)
     FSDP_TRY(use_mesh(u));
     FSDP_TRY(fsdp__offload_open(u));
     for (int k = 0; k < u->n_modules; k++) /* the placement function and messages name them */
-        FSDP_TRY(fsdp__module_name_params(u->modules[k]));
+        FSDP_TRY(fsdp__module_name_new(u->modules[k]));
     for (int k = 0; k < u->n_modules; k++)
         FSDP_TRY(gather_params(u, u->modules[k], o, &cap));
     FSDP_TRY(make_lists(u));

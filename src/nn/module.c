@@ -79,6 +79,19 @@ static bool taken(const struct fsdp__module *in, const char *name)
     return false;
 }
 
+static fsdp_module *root_of(fsdp_module *m)
+{
+    while (m && m->in->parent)
+        m = m->in->parent;
+    return m;
+}
+
+/* Something was added below m's root: its parameters may need names. */
+static void forget_names(fsdp_module *m)
+{
+    root_of(m)->in->named = false;
+}
+
 fsdp_module *fsdp_module_add(fsdp_module *m, const char *name, fsdp_module *child)
 {
     if (!m || !child) {
@@ -103,6 +116,7 @@ fsdp_module *fsdp_module_add(fsdp_module *m, const char *name, fsdp_module *chil
         return NULL;
     }
     child->in->parent = m;
+    forget_names(m);
     in->children[in->n_children++] = child;
     return child;
 }
@@ -192,6 +206,7 @@ fsdp_param *fsdp_module_add_param(fsdp_module *m, const char *name, fsdp_param *
     }
     in->params[in->n_params].name = copy;
     in->params[in->n_params++].param = p;
+    forget_names(m);
     return p;
 }
 
@@ -371,8 +386,7 @@ void fsdp_param_list_free(fsdp_param_list *l)
 fsdp_status fsdp__module_name_params(fsdp_module *m)
 {
     fsdp_param_list l;
-    while (m && m->in->parent)
-        m = m->in->parent;
+    m = root_of(m);
     FSDP_TRY(fsdp_module_params(m, &l));
     fsdp_status s = FSDP_OK;
     for (int64_t i = 0; i < l.count && s == FSDP_OK; i++) {
@@ -389,7 +403,14 @@ fsdp_status fsdp__module_name_params(fsdp_module *m)
         p->name = name;
     }
     fsdp_param_list_free(&l);
+    m->in->named = s == FSDP_OK;
     return s;
+}
+
+fsdp_status fsdp__module_name_new(fsdp_module *m)
+{
+    const fsdp_module *root = root_of(m);
+    return root && root->in->named ? FSDP_OK : fsdp__module_name_params(m);
 }
 
 int64_t fsdp_module_numel(fsdp_module *m)

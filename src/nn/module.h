@@ -77,6 +77,7 @@ struct fsdp__module {
     int64_t n_hooks, cap_hooks;
     int next_hook;
     bool training;
+    bool named; /* of a root: nothing was added below since its parameters were named */
     uint64_t path;  /* key of random numbers, from the dotted name; 0: not yet */
     uint64_t calls; /* in the microbatch `round` */
     uint64_t round;
@@ -95,6 +96,9 @@ void fsdp__module_path(const fsdp_module *m, fsdp__str *out);
 /* Writes into each parameter of m's tree its dotted name below the top of that tree, so that names
  * do not depend on which module one asks. */
 fsdp_status fsdp__module_name_params(fsdp_module *m);
+/* The same, unless nothing was added to the tree since: sharding block by block asks once a block,
+ * and each answer would walk the whole tree. */
+fsdp_status fsdp__module_name_new(fsdp_module *m);
 /* Registers another tensor for p; takes its own reference. */
 void fsdp__param_set(fsdp_param *p, fsdp_tensor *t);
 /* What the linear layers of this room are: x (..., in) -> (..., out), their weight stored (out, in),

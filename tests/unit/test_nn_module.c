@@ -45,6 +45,15 @@ static void test_names(void **state)
     fsdp_param_list_free(&l);
     check_ok(fsdp__module_name_params(inner));
     assert_string_equal(deep->name, "inner.0.weight");
+    /* What is added later is named when it is asked for, below and above. */
+    check_ok(fsdp__module_name_new(m));
+    fsdp_module *late = fsdp_module_add(inner, "late", fsdp_layer_norm_create(2, 1e-5));
+    check_ok(fsdp__module_name_new(late));
+    assert_string_equal(fsdp_module_param(late, "bias")->name, "inner.late.bias");
+    fsdp_param *more = fsdp_param_create(FSDP_F32, 1, SIZES(1), one);
+    check_tensor(fsdp_module_add_param(late, "more", more));
+    check_ok(fsdp__module_name_new(inner));
+    assert_string_equal(more->name, "inner.late.more");
     assert_ptr_equal(fsdp_module_find(m, ""), m);
     assert_ptr_equal(fsdp_module_find(m, "inner.0"), fsdp_module_child(inner, 0));
     assert_string_equal(fsdp_module_name(inner), "inner");

@@ -94,12 +94,19 @@ static void note_linear(finder *f, const char *last)
     fsdp__str_addf(&f->linears, "%s%s", f->linears.len ? ", " : "", last);
 }
 
+static void note_linears(finder *f, const fsdp_module *m)
+{
+    fsdp__linear_info info;
+    if (fsdp__linear_info_of(m, &info)) note_linear(f, fsdp_module_name(m));
+    for (int64_t i = 0; i < m->in->n_children; i++)
+        note_linears(f, m->in->children[i]);
+}
+
 static fsdp_status visit(finder *f, fsdp_module *m, fsdp__str *name)
 {
     fsdp__linear_info info;
     bool linear = fsdp__linear_info_of(m, &info);
     const char *text = fsdp__str_get(name);
-    if (linear) note_linear(f, fsdp_module_name(m));
     if (*text && wanted(f, text, linear)) {
         if (!linear)
             return fsdp__fail(FSDP_UNSUPPORTED,
@@ -145,6 +152,7 @@ fsdp_status fsdp__lora_find(fsdp_module *m, const fsdp_lora_options *o, fsdp__lo
     if (o->target_pattern) FSDP_TRY(compile(o->target_pattern, &f.pattern));
     f.hits = fsdp__calloc((size_t)o->n_target_modules, sizeof *f.hits, "layers to adapt");
     if (!f.hits) FSDP_GO(fsdp_error());
+    note_linears(&f, m);
     FSDP_GO(visit(&f, m, &name));
     s = check_hits(&f);
 done:

@@ -178,18 +178,19 @@ fsdp_status fsdp__metrics_line(fsdp__metrics *m, int64_t step, double loss, doub
 
     fsdp__str rate = {0};
     add_thousands(&rate, tps);
+    char norm[32] = "    N/A";
+    if (!(grad_norm < 0)) snprintf(norm, sizeof norm, "%7.4f", grad_norm);
     fsdp__say(m,
-              "step: %2lld  loss: %8.5f  grad_norm: %7.4f  memory: %.2fGiB  tps: %s  tflops: %.2f  "
+              "step: %2lld  loss: %8.5f  grad_norm: %s  memory: %.2fGiB  tps: %s  tflops: %.2f  "
               "mfu: N/A\n",
-              (long long)step, loss, grad_norm, (double)bytes / 0x1p30, fsdp__str_get(&rate),
-              tflops);
+              (long long)step, loss, norm, (double)bytes / 0x1p30, fsdp__str_get(&rate), tflops);
     fsdp__str_free(&rate);
     draw_bar(m, step);
 
     fsdp__str line = {0};
     fsdp__str_addf(&line, "{\"step\": %lld", (long long)step);
     add_number(&line, "loss", loss);
-    add_number(&line, "grad_norm", grad_norm);
+    add_number(&line, "grad_norm", grad_norm < 0 ? NAN : grad_norm);
     add_number(&line, "lr", lr);
     fsdp__str_addf(&line, ", \"memory\": %lld, \"tokens\": %lld", (long long)bytes,
                    (long long)tokens);

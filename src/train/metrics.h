@@ -41,7 +41,7 @@ void fsdp__say(fsdp__metrics *m, const char *fmt, ...) FSDP_PRINTF(2, 3);
 void fsdp__metrics_step(fsdp__metrics *m, int64_t step, int64_t tokens);
 /* Takes the peaks since the last call into account and starts new ones; bytes of the total peak. */
 int64_t fsdp__metrics_peak(fsdp__metrics *m);
-/* The line of a step, of which the tokens were counted. */
+/* The line of a step, of which the tokens were counted. grad_norm below 0: not known. */
 fsdp_status fsdp__metrics_line(fsdp__metrics *m, int64_t step, double loss, double grad_norm,
                                double lr);
 fsdp_status fsdp__metrics_validation(fsdp__metrics *m, int64_t step, double loss, int64_t tokens,

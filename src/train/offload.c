@@ -8,8 +8,11 @@
 #include <string.h>
 
 #include "base/error.h"
+#include "base/finite.h"
 #include "base/memory.h"
 #include "fsdp/comm.h"
+#include "nn/module.h"
+#include "tensor/tensor.h"
 #include "train/run_folder.h"
 
 /* ---- what goes together --------------------------------------------------------------- */
@@ -94,10 +97,51 @@ fsdp_status fsdp__train_offload_optimizer(const fsdp__train_config *c, fsdp_opti
     FSDP_TRY(fsdp_optimizer_set_offload(opt, &p));
     say_place("parameters and gradients", c->memory.offload, c, m);
     say_place("optimizer state", c->optimizer.offload, c, m);
+    return FSDP_OK;
+}
+
+/* ---- steps in backward -------------------------------------------------------------------- */
+
+/* Before the optimizer's hook. Other weights have had this step already, so the run cannot go on:
+ * it ends before a checkpoint is made of them. */
+static fsdp_status refuse_non_finite(void *arg, fsdp_tensor *leaf)
+{
+    const fsdp__early_param *e = arg;
+    const fsdp_tensor *g = fsdp_grad(leaf);
+    if (!g) return FSDP_OK;
+    FSDP_TRY(fsdp__storage_use(g->st));
+    int64_t at = fsdp__find_non_finite(fsdp_data(g), g->dtype, fsdp_numel(g));
+    fsdp__storage_done(g->st, false);
+    if (at < 0) return FSDP_OK;
+    return fsdp__fail(FSDP_NON_FINITE,
+                      "step %lld: the gradient of %s is not finite (in the shard of rank %d) and "
+                      "was not used; optimizer.early_step_in_backward has updated weights nearer "
+                      "to the loss before it, so nothing of this step is saved. Go on from the "
+                      "last checkpoint, with that option off to see which rank and microbatch it "
+                      "comes from",
+                      (long long)*e->steps + 1, e->param->name, fsdp_rank());
+}
+
+fsdp_status fsdp__train_early_begin(const fsdp__train_config *c, fsdp_module *model,
+                                    fsdp_optimizer *opt, const int64_t *steps,
+                                    fsdp__early_param **out, fsdp__metrics *m)
+{
+    fsdp_param_list l;
+    *out = NULL;
     if (!c->optimizer.early_step_in_backward) return FSDP_OK;
     fsdp__say(m, "weights are updated during backward, each unit's when its gradients are summed; "
                  "the norm of all gradients is not known\n");
-    return fsdp_optimizer_in_backward(opt, 1);
+    FSDP_TRY(fsdp_module_params(model, &l));
+    *out = fsdp__calloc((size_t)l.count + 1, sizeof **out, "the parameters' steps");
+    fsdp_status s = *out ? FSDP_OK : fsdp_error();
+    for (int64_t i = 0; i < l.count && s == FSDP_OK; i++) {
+        const fsdp_param *p = l.items[i].param;
+        if (!p->requires_grad) continue;
+        (*out)[i] = (fsdp__early_param){p, steps};
+        s = fsdp_register_post_accumulate_hook(fsdp__param_kept(p), refuse_non_finite, *out + i);
+    }
+    fsdp_param_list_free(&l);
+    return s == FSDP_OK ? fsdp_optimizer_in_backward(opt, 1) : s;
 }
 
 /* ---- the end -------------------------------------------------------------------------------- */

@@ -54,6 +54,7 @@ typedef struct trainer {
     fsdp_module *model;
     fsdp__train_recompute recompute;
     fsdp_optimizer *opt;
+    fsdp__early_param *early; /* NULL: steps are taken after backward */
     fsdp__update update;
     fsdp__injection injection;
     fsdp__byte_plan plan;
@@ -181,6 +182,7 @@ static fsdp_status make_optimizer(trainer *t)
     if (!t->opt) return fsdp_error();
     FSDP_TRY(fsdp__train_groups_add(c, t->opt, &t->metrics));
     FSDP_TRY(fsdp__train_offload_optimizer(c, t->opt, &t->metrics));
+    FSDP_TRY(fsdp__train_early_begin(c, t->model, t->opt, &t->step, &t->early, &t->metrics));
     if (c->lr_scheduler.warmup_steps > c->lr_scheduler.total_steps)
         fsdp__say(&t->metrics,
                   "lr_scheduler.warmup_steps %lld is longer than the schedule of %lld "
@@ -354,8 +356,9 @@ static fsdp_status not_finite(trainer *t, const fsdp__sampler_step *plan, const 
             FSDP_NON_FINITE,
             "step %lld: %s; no weight was changed. Lower optimizer.lr, raise "
             "lr_scheduler.warmup_steps, look at those samples, or set training.nonfinite "
-            "skip",
-            (long long)t->step + 1, fsdp__str_get(&text));
+            "skip%s",
+            (long long)t->step + 1, fsdp__str_get(&text),
+            t->early ? " and optimizer.early_step_in_backward false" : "");
     else if (s == FSDP_OK)
         s = fsdp__update_skip(&t->update, t->step + 1, false, fsdp__str_get(&text), &t->metrics);
     fsdp__str_free(&text);
@@ -621,6 +624,7 @@ fsdp_status fsdp__train(const fsdp__train_config *c, int (*stop)(void))
     fsdp__update_free(&t.update);
     fsdp_optimizer_free(t.opt);
     fsdp_module_free(t.model);
+    free(t.early);
     fsdp__train_recompute_free(&t.recompute);
     fsdp__microbatch_free(&t.mb);
     fsdp__train_inputs_close(&t.in);

@@ -37,6 +37,7 @@ fsdp_status fsdp__update_make(fsdp__update *u, const fsdp__train_config *c, fsdp
                               fsdp_optimizer *opt, fsdp__metrics *m)
 {
     *u = (fsdp__update){.c = c, .model = model, .opt = opt, .grad_norm = NAN};
+    if (c->optimizer.early_step_in_backward) u->grad_norm = -1.0;
     say_precision(c, m);
     if (c->training.mixed_precision_param == FSDP__TRAIN_F16) {
         fsdp_scaler_options o = fsdp_scaler_defaults();

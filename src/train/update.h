@@ -17,7 +17,7 @@ typedef struct fsdp__update {
     fsdp_optimizer *opt;
     fsdp_ema *ema;            /* NULL: none */
     fsdp_grad_scaler *scaler; /* NULL: the loss is not scaled */
-    double grad_norm;         /* of the last step; NAN before the first */
+    double grad_norm;         /* of the last step; NAN before the first; below 0: not known */
     int64_t skipped, skipped_in_row;
 } fsdp__update;
 

@@ -158,6 +158,27 @@ forward:1:2:1:lm_head step 2, microbatch 1 of rank 1 there was no call of its ow
 backward:0:1:0:model.layers step 1, microbatch 0 of rank 0 there was no call of its own of .* model.layers,
 X
 
+# Steps in backward: what is not finite is not used, and no checkpoint is made of the rest.
+early='--optimizer.early_step_in_backward true --training.max_norm 0 --checkpoint.enable
+    --checkpoint.interval 1'
+run early-all -n 2 $early
+check "a norm that is not known" grep -qE '^step:  6  loss: .* grad_norm:     N/A  memory' out
+check "is null" is "$(sed -n 6p early-all.losses | grep -c '"grad_norm": null')" 1
+for n in 1 2; do
+    run early-$n -n $n $early --debug.inject_nonfinite backward:$((n - 1)):3:0:model.layers.1
+    check "steps in backward: a NaN stops $n ranks" is "$code" 1
+    check "$n ranks: which parameter" grep -q \
+        'step 3: the gradient of model.layers.1.* is not finite (in the shard of rank .*) and was not used; optimizer.early' \
+        err out
+    check "$n ranks: nothing of that step is saved" is "$(ls early-$n/checkpoint)" "$(printf 'step-1\nstep-2')"
+done
+run early-2 -n 2 $early
+check "it goes on from the last checkpoint" is "$code" 0
+check "with the same bits" is "$(tail -4 early-2.losses)" "$(tail -4 early-all.losses)"
+run early-loss -n 2 $early --debug.inject_nonfinite forward:1:3:1:model.layers.1
+check "a loss that is not finite changes nothing" grep -q \
+    'first in the output of model.layers.1; no weight was changed. .* and optimizer.early_step_in_backward false' err out
+
 # ---- replicas -------------------------------------------------------------------------------------
 run replicas -n 4 --parallelism.data_parallel_replicate_degree 2 \
     --parallelism.data_parallel_shard_degree 2 --debug.check_replicas 1

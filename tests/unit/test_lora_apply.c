@@ -84,7 +84,7 @@ static void test_mistakes(void **state)
     refuse_words((const char *[]){"up", "q_proj"}, 2, FSDP_NOT_FOUND,
                  "no module is named 'q_proj'; linear layers here: in, up, down, head");
     refuse_words((const char *[]){"up", "norm"}, 2, FSDP_UNSUPPORTED,
-                 "layers.0.norm too, a RMSNorm");
+                 "layers.0.norm too, a RMSNorm; expected linear layers: in, up, down, head.");
     refuse_pattern("nothing", FSDP_NOT_FOUND, "the pattern 'nothing' fits no module");
     refuse_pattern("(up", FSDP_INVALID_ARGUMENT, "the pattern '(up': ");
     refuse_pattern("(?!x)up", FSDP_UNSUPPORTED, "has '(?' at 1");

@@ -76,6 +76,7 @@ FSDP_API fsdp_status fsdp_optimizer_in_backward(fsdp_optimizer *o, int on);
  * asked of the disk now: FSDP_IO_ERROR if they are not there. */
 FSDP_API fsdp_status fsdp_optimizer_set_offload(fsdp_optimizer *o,
                                                 const fsdp_offload_policy *p);
+/* A rate that is not finite or below 0 is an error that is kept. */
 FSDP_API void fsdp_optimizer_set_lr(fsdp_optimizer *o, double lr);
 FSDP_API double fsdp_optimizer_lr(const fsdp_optimizer *o);
 /* Steps taken; a load sets it. */
@@ -157,9 +158,10 @@ FSDP_API fsdp_ema *fsdp_ema_create(fsdp_module *m, double decay);
 FSDP_API void fsdp_ema_free(fsdp_ema *e);
 FSDP_API fsdp_status fsdp_ema_update(fsdp_ema *e);
 /* The averages take the weights' place, rounded to their dtype, until swap_out;
- * gathered copies are stale. Every rank must call both. Meanwhile no step, save
- * or update. Weights that are not f32 are put aside, in memory of their size.
- */
+ * gathered copies are stale. Every rank must call both. Meanwhile a step, save
+ * or update is refused, and fsdp_ema_free leaves the averages where they are.
+ * Before the first update the averages are the weights. Weights that are not
+ * f32 are put aside, in memory of their size. */
 FSDP_API fsdp_status fsdp_ema_swap_in(fsdp_ema *e);
 FSDP_API fsdp_status fsdp_ema_swap_out(fsdp_ema *e);
 FSDP_API int fsdp_ema_swapped(const fsdp_ema *e);

@@ -151,7 +151,8 @@ FSDP_API fsdp_status fsdp_set_modules_to_forward_prefetch(
 FSDP_API fsdp_status fsdp_set_modules_to_backward_prefetch(
     fsdp_module *m, fsdp_module *const *list, int n);
 /* The gathers of the next forward of the root m wait for e, once: for an
- * optimizer's step that is still under way. e must live until then. */
+ * optimizer's step that is still under way. e must live until then. NULL: they
+ * wait for nothing. Below the root: an error before the first forward. */
 FSDP_API fsdp_status fsdp_set_post_optim_event(fsdp_module *m, fsdp_event *e);
 /* The roots of the list (pipeline stages, say) reduce as if they were one tree:
  * no more reductions are unfinished than in one, and their gathers, over one

@@ -315,6 +315,9 @@ fsdp_status fsdp_backward_from(fsdp_tensor *t, fsdp_tensor *grad, int retain_gra
     g->running = false;
     free(ready.items);
     free(list.items);
+    if (s != FSDP_OK &&
+        !fsdp_error()) /* a user's function that returned a status and said nothing */
+        fsdp__fail(s, "backward failed: %s", fsdp_status_name(s));
     return s;
 }
 

@@ -83,6 +83,8 @@ static void free_node(fsdp__node *n)
     for (size_t k = 0; k < sizeof n->slot / sizeof n->slot[0]; k++)
         fsdp_release(n->slot[k].g);
     if (n->extra && n->extra_free) n->extra_free(n->extra);
+    for (int64_t i = 0; i < n->n_hooks; i++)
+        if (n->hooks[i].drop) n->hooks[i].drop(n->hooks[i].arg);
     free(n->hooks);
     free(n);
 }

@@ -49,6 +49,7 @@ typedef struct fsdp__hook {
     int index; /* output of the node */
     fsdp_grad_hook fn;
     void *arg;
+    void (*drop)(void *arg); /* at the end of the node; NULL: arg is somebody else's */
 } fsdp__hook;
 
 /* The gradient of one output while backward runs. */
@@ -134,6 +135,9 @@ void fsdp__node_drop_saved(fsdp__node *n);
 /* A leaf's gradient is complete: of a shard, when it has been reduced. */
 fsdp_status fsdp__run_accumulate_hooks(fsdp_tensor *leaf);
 
+/* A hook that owns arg: drop is called once, also on failure. */
+fsdp_status fsdp__register_hook_owned(fsdp_tensor *t, fsdp_grad_hook fn, void *arg,
+                                      void (*drop)(void *arg));
 /* Takes the hook away again; nothing if it is not there. */
 void fsdp__remove_accumulate_hook(fsdp_tensor *t, fsdp_accumulate_hook fn, const void *arg);
 

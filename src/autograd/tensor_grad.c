@@ -109,7 +109,20 @@ fsdp_status fsdp_register_hook(fsdp_tensor *t, fsdp_grad_hook fn, void *arg)
     fsdp__node *n = fsdp__node_of(t);
     if (!n) return fsdp_error();
     FSDP_TRY(FSDP__GROW(n->hooks, n->cap_hooks, n->n_hooks + 1, "gradient hooks"));
-    n->hooks[n->n_hooks++] = (fsdp__hook){t->ag->index, fn, arg};
+    n->hooks[n->n_hooks++] = (fsdp__hook){t->ag->index, fn, arg, NULL};
+    return FSDP_OK;
+}
+
+fsdp_status fsdp__register_hook_owned(fsdp_tensor *t, fsdp_grad_hook fn, void *arg,
+                                      void (*drop)(void *arg))
+{
+    fsdp_status s = fsdp_register_hook(t, fn, arg);
+    if (s != FSDP_OK) {
+        drop(arg);
+        return s;
+    }
+    fsdp__node *n = fsdp__node_of(t);
+    n->hooks[n->n_hooks - 1].drop = drop;
     return FSDP_OK;
 }
 

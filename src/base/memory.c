@@ -60,3 +60,28 @@ fsdp_status fsdp__grow(void **items, size_t size, int64_t *cap, int64_t n, const
     *cap = wanted;
     return FSDP_OK;
 }
+
+fsdp__life *fsdp__life_create(void *of)
+{
+    fsdp__life *l = fsdp__calloc(1, sizeof *l, "a life");
+    if (l) *l = (fsdp__life){1, of};
+    return l;
+}
+
+fsdp__life *fsdp__life_retain(fsdp__life *l)
+{
+    if (l) l->refs++;
+    return l;
+}
+
+void fsdp__life_release(void *life)
+{
+    fsdp__life *l = life;
+    if (l && --l->refs == 0) free(l);
+}
+
+void fsdp__life_end(fsdp__life *l)
+{
+    if (l) l->of = NULL;
+    fsdp__life_release(l);
+}

@@ -14,6 +14,16 @@ void *fsdp__realloc(void *p, size_t bytes, const char *what);    /* p stays vali
 char *fsdp__strdup(const char *s);
 char *fsdp__strndup(const char *s, size_t n);
 
+/* Stands for something that may be freed before those that point to it. */
+typedef struct fsdp__life {
+    int refs;
+    void *of; /* NULL: it is gone */
+} fsdp__life;
+fsdp__life *fsdp__life_create(void *of); /* one reference; NULL: error kept */
+fsdp__life *fsdp__life_retain(fsdp__life *l);
+void fsdp__life_release(void *life); /* NULL: nothing */
+void fsdp__life_end(fsdp__life *l);  /* of is gone; releases too */
+
 /* Grows an array so that it holds at least n: items pointer, int or int64_t
  * capacity, element size taken from the pointer. Evaluates to fsdp_status. */
 #define FSDP__GROW(items, cap, n, what)                                                            \

@@ -57,6 +57,22 @@ void fsdp__custom_free(fsdp__unit *u)
     u->custom = NULL;
 }
 
+fsdp_status fsdp__users_status(fsdp_status s, const char *what, const char *name)
+{
+    if (s != FSDP_OK && !fsdp_error())
+        fsdp__fail(s, "the %s of %s returned %s", what, name, fsdp_status_name(s));
+    return s != FSDP_OK ? s : fsdp_error();
+}
+
+static fsdp_status units_status(fsdp_status s, const char *what, const fsdp__unit *u)
+{
+    fsdp__str name = {0};
+    fsdp__str_addf(&name, "unit \"%s\"", u->name);
+    s = fsdp__users_status(s, what, fsdp__str_get(&name));
+    fsdp__str_free(&name);
+    return s;
+}
+
 /* ---- flat arrays --------------------------------------------------------------------- */
 
 static fsdp_status allocate(fsdp_tensor **out, const fsdp__unit *u, fsdp_comm_allocate_fn fn,
@@ -143,8 +159,8 @@ fsdp_status fsdp__custom_gather_begin(fsdp__unit *u, fsdp_group *g, int n)
     }
     c->n = n;
     c->group = g;
-    FSDP_TRY(c->gather.call(c->gather.arg, c->output, c->input, g, &c->work));
-    return fsdp_error();
+    return units_status(c->gather.call(c->gather.arg, c->output, c->input, g, &c->work),
+                        "custom all-gather", u);
 }
 
 fsdp_status fsdp__custom_gather_end(fsdp__unit *u)
@@ -223,8 +239,8 @@ fsdp_status fsdp__custom_reduce_begin(fsdp__unit *u)
                       fsdp_data(c->input));
     FSDP_TRY(agree_presence(u));
     c->n = u->n_reduce;
-    FSDP_TRY(c->reduce.call(c->reduce.arg, c->output, c->input, u->shard, &c->work));
-    return fsdp_error();
+    return units_status(c->reduce.call(c->reduce.arg, c->output, c->input, u->shard, &c->work),
+                        "custom reduce-scatter", u);
 }
 
 fsdp_status fsdp__custom_reduce_end(fsdp__unit *u)
@@ -256,10 +272,8 @@ static fsdp_status call_hook(fsdp__unit *u)
 {
     fsdp_scope *scope = fsdp_scope_begin();
     fsdp_no_grad_begin();
-    fsdp_status s = scope ? u->hook(u->hook_arg, u->sums) : fsdp_error();
-    if (s != FSDP_OK && !fsdp_error())
-        s = fsdp__fail(s, "the all-reduce hook of unit \"%s\" returned %s", u->name,
-                       fsdp_status_name(s));
+    fsdp_status s =
+        scope ? units_status(u->hook(u->hook_arg, u->sums), "all-reduce hook", u) : fsdp_error();
     fsdp_no_grad_end();
     fsdp_scope_end(scope);
     return s != FSDP_OK ? s : fsdp_error();

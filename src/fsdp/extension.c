@@ -76,8 +76,8 @@ static fsdp_status call_pre(fsdp__unit *u, fsdp__fparam *p)
     x->info.meta = NULL;
     fsdp_tensor *shard = plain_shard(p);
     if (!shard) return fsdp_error();
-    FSDP_TRY(x->fn.pre(x->fn.arg, &x->info, shard, &out));
-    FSDP_TRY(fsdp_error());
+    FSDP_TRY(fsdp__users_status(x->fn.pre(x->fn.arg, &x->info, shard, &out),
+                                "gather extension's pre", p->param->name));
     FSDP_TRY(check_wires(p, &out, shard->size[0]));
     for (int k = 0; k < out.n; k++) {
         fsdp_tensor *t = fsdp_contiguous(out.t[k]);
@@ -111,8 +111,8 @@ static fsdp_status call_post(fsdp__fparam *p)
     front(&x->info, w->size, sizes);
     if (x->info.dim) out = fsdp__tensor_create(w->dtype, w->ndim, sizes, FSDP_CPU);
     if (!twin || !out) return fsdp_error();
-    FSDP_TRY(x->fn.post(x->fn.arg, &x->info, &got, out));
-    FSDP_TRY(fsdp_error());
+    FSDP_TRY(fsdp__users_status(x->fn.post(x->fn.arg, &x->info, &got, out),
+                                "gather extension's post", p->param->name));
     return out == twin ? FSDP_OK : fsdp_copy_(twin, moved(out, 0, x->info.dim));
 }
 

@@ -185,6 +185,42 @@ static fsdp_status check_module(const fsdp_module *m)
     return FSDP_OK;
 }
 
+static fsdp_status check_dtype(const char *field, fsdp_dtype t)
+{
+    if (t == FSDP_DTYPE_NONE || ((int)t >= 0 && t < FSDP_DTYPE_COUNT && fsdp_dtype_is_floating(t)))
+        return FSDP_OK;
+    return fsdp__fail(FSDP_INVALID_DTYPE,
+                      "fsdp_fully_shard: mp_policy.%s is %s; expected a floating dtype, or "
+                      "FSDP_DTYPE_NONE",
+                      field, (int)t >= 0 && t < FSDP_DTYPE_COUNT ? fsdp_dtype_name(t) : "no dtype");
+}
+
+static fsdp_status check_options(const fsdp_shard_options *o)
+{
+    if (o->n_ignored < 0 || (o->n_ignored > 0 && !o->ignored_params))
+        return fsdp__fail(FSDP_INVALID_ARGUMENT, "fsdp_fully_shard: %d ignored parameters at NULL",
+                          o->n_ignored);
+    for (int i = 0; i < o->n_ignored; i++)
+        if (!o->ignored_params[i])
+            return fsdp__fail(FSDP_INVALID_ARGUMENT,
+                              "fsdp_fully_shard: ignored parameter %d is NULL", i);
+    if (o->prefetch_limit < -1)
+        return fsdp__fail(FSDP_INVALID_ARGUMENT,
+                          "fsdp_fully_shard: prefetch_limit %d; expected -1 (nothing ahead), 0 (as "
+                          "FSDP2) or the number of units",
+                          o->prefetch_limit);
+    if (o->reshard_after_forward != FSDP_RESHARD_AUTO &&
+        o->reshard_after_forward != FSDP_RESHARD_ALWAYS &&
+        o->reshard_after_forward != FSDP_RESHARD_NEVER)
+        return fsdp__fail(FSDP_INVALID_ARGUMENT,
+                          "fsdp_fully_shard: reshard_after_forward is %d; expected "
+                          "FSDP_RESHARD_AUTO, FSDP_RESHARD_ALWAYS or FSDP_RESHARD_NEVER",
+                          (int)o->reshard_after_forward);
+    FSDP_TRY(check_dtype("param_dtype", o->mp_policy.param_dtype));
+    FSDP_TRY(check_dtype("reduce_dtype", o->mp_policy.reduce_dtype));
+    return check_dtype("output_dtype", o->mp_policy.output_dtype);
+}
+
 /* Below another of the list, or there twice. */
 static bool superfluous(fsdp_module *const *m, int n, int i)
 {
@@ -292,14 +328,7 @@ fsdp_status fsdp_fully_shard_list(fsdp_module *const *m, int n, const fsdp_shard
     for (int i = 0; i < n; i++)
         FSDP_TRY(check_module(m[i]));
     fsdp_shard_options opt = o ? *o : fsdp_shard_defaults(NULL);
-    if (opt.n_ignored < 0 || (opt.n_ignored > 0 && !opt.ignored_params))
-        return fsdp__fail(FSDP_INVALID_ARGUMENT, "fsdp_fully_shard: %d ignored parameters at NULL",
-                          opt.n_ignored);
-    if (opt.prefetch_limit < -1)
-        return fsdp__fail(FSDP_INVALID_ARGUMENT,
-                          "fsdp_fully_shard: prefetch_limit %d; expected -1 (nothing ahead), 0 (as "
-                          "FSDP2) or the number of units",
-                          opt.prefetch_limit);
+    FSDP_TRY(check_options(&opt));
     fsdp__unit *u = fsdp__unit_new(&opt, n);
     if (!u) return fsdp_error();
     for (int i = 0; i < n; i++)
@@ -309,6 +338,8 @@ fsdp_status fsdp_fully_shard_list(fsdp_module *const *m, int n, const fsdp_shard
     fsdp_status s = build(u, &opt);
     if (s == FSDP_OK) {
         commit(u);
+        for (int i = 0; i < opt.n_ignored; i++)
+            opt.ignored_params[i]->ignored = true;
     } else {
         u->refs = 1;
         fsdp__unit_free(u);

@@ -67,10 +67,21 @@ fsdp_status fsdp__tree_await_end(fsdp__tree *t)
     return FSDP_OK;
 }
 
+/* The unit of a graph that may have outlived it. */
+static fsdp__unit *living(const fsdp__life *l)
+{
+    if (!l->of)
+        fsdp__fail(FSDP_INVALID_STATE,
+                   "backward through a sharded module that was freed after its forward; free "
+                   "modules when no loss of theirs is left to go backward from");
+    return l->of;
+}
+
 static fsdp_tensor *pre_backward(void *arg, fsdp_tensor *grad)
 {
     (void)grad;
-    fsdp__unit *u = arg;
+    fsdp__unit *u = living(arg);
+    if (!u) return NULL;
     fsdp__tree *t = u->tree;
     if (fsdp__tree_await_end(t) != FSDP_OK) return NULL;
     if (u->pre_backward && !u->post_backward) return NULL; /* another output of the same use */
@@ -94,7 +105,9 @@ static fsdp_status post_backward(fsdp__unit *u)
 
 void fsdp__use_release(fsdp__use *use)
 {
-    if (use && --use->refs == 0) free(use);
+    if (!use || --use->refs > 0) return;
+    fsdp__life_release(use->unit);
+    free(use);
 }
 
 static void release_use(void *use)
@@ -105,7 +118,8 @@ static void release_use(void *use)
 static fsdp_status input_node_backward(fsdp__node *n, fsdp_tensor **gout)
 {
     fsdp__use *use = n->extra;
-    fsdp__unit *u = use->unit;
+    fsdp__unit *u = living(use->unit);
+    if (!u) return fsdp_error();
     for (int k = 0; k < n->n_in; k++)
         if (gout[k] && fsdp__grad_wanted(n, k)) FSDP_TRY(fsdp__grad_give(n, k, gout[k]));
     if (use->backward != u->tree->backward) {
@@ -164,7 +178,7 @@ static fsdp__use *use_of(fsdp__unit *u)
     if (u->use) return u->use;
     u->use = fsdp__calloc(1, sizeof *u->use, "a use of a unit");
     if (!u->use) return NULL;
-    u->use->unit = u;
+    u->use->unit = fsdp__life_retain(u->life);
     u->use->refs = 1;
     return u->use;
 }
@@ -278,7 +292,9 @@ fsdp_status fsdp__post_forward(void *arg, fsdp_module *m, const fsdp_values *in,
     if (root) FSDP_TRY(close_all(t, grad));
     if (all || root) FSDP_TRY(end_pass(u, grad));
     for (int k = 0; k < out->n && grad; k++)
-        if (fsdp_requires_grad(out->t[k])) FSDP_TRY(fsdp_register_hook(out->t[k], pre_backward, u));
+        if (fsdp_requires_grad(out->t[k]))
+            FSDP_TRY(fsdp__register_hook_owned(out->t[k], pre_backward, fsdp__life_retain(u->life),
+                                               fsdp__life_release));
     if (root) {
         t->forward_root = NULL;
         if (grad) FSDP_TRY(fsdp__buffers_follow_rules(t));

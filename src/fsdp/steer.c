@@ -17,12 +17,13 @@ int fsdp_is_sharded_module(const fsdp_module *m)
 fsdp_status fsdp__unit_need(fsdp_module *m, const char *what, fsdp__unit **u)
 {
     if (fsdp_error()) return fsdp_error();
+    if (!m) return fsdp__fail_null(what, "the module");
     *u = fsdp__unit_of(m);
     if (*u) return FSDP_OK;
     return fsdp__fail(FSDP_INVALID_ARGUMENT,
                       "%s: \"%s\" is no sharded module; call "
                       "fsdp_fully_shard on it first",
-                      what, m ? fsdp_module_name(m) : "(null)");
+                      what, fsdp_module_name(m));
 }
 
 /* ---- gathering and freeing by hand ------------------------------------------------- */
@@ -182,7 +183,9 @@ static fsdp_status set_list(fsdp_module *m, const char *what, fsdp_module *const
     if (n > 0 && !(units = fsdp__calloc((size_t)n, sizeof *units, "a prefetch list")))
         return fsdp_error();
     for (int i = 0; i < n; i++)
-        if (fsdp__unit_need(list[i], what, &units[i]) != FSDP_OK) {
+        if ((list[i] ? fsdp__unit_need(list[i], what, &units[i])
+                     : fsdp__fail(FSDP_INVALID_ARGUMENT, "%s: module %d of the list is NULL", what,
+                                  i)) != FSDP_OK) {
             free(units);
             return fsdp_error();
         }
@@ -220,6 +223,12 @@ static fsdp_status tree_of(fsdp_module *m, const char *what, fsdp__tree **t)
 {
     fsdp__unit *u;
     FSDP_TRY(fsdp__unit_need(m, what, &u));
+    /* A tree that is made here has m as its root. */
+    for (const fsdp_module *up = m->in->parent; up && !u->tree; up = up->in->parent)
+        if (fsdp__unit_of(up))
+            return fsdp__fail(FSDP_INVALID_ARGUMENT,
+                              "%s: \"%s\" is inside the sharded %s \"%s\"; call it on the root",
+                              what, fsdp_module_name(m), up->type, fsdp_module_name(up));
     if (!u->tree) FSDP_TRY(fsdp__tree_init(m));
     *t = u->tree;
     return FSDP_OK;

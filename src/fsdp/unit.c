@@ -183,7 +183,8 @@ fsdp__unit *fsdp__unit_new(const fsdp_shard_options *o, int n)
     u->max_reductions = 1;
     u->modules = fsdp__calloc((size_t)n, sizeof *u->modules, "a unit");
     u->ran = fsdp__calloc((size_t)n, sizeof *u->ran, "a unit");
-    if (u->modules && u->ran) return u;
+    u->life = fsdp__life_create(u);
+    if (u->modules && u->ran && u->life) return u;
     u->refs = 1;
     fsdp__unit_free(u);
     return NULL;
@@ -193,6 +194,7 @@ void fsdp__unit_free(void *arg)
 {
     fsdp__unit *u = arg;
     if (!u || --u->refs > 0) return;
+    fsdp__life_end(u->life);
     if (u->tree) u->tree->event = NULL; /* who listens may be gone */
     fsdp__unit_drop_grads(u);
     fsdp__unit_reshard(u);

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 
 #include "autograd/node.h"
+#include "base/memory.h"
 #include "comm/comm.h"
 #include "dtensor/dtensor.h"
 #include "fsdp/shard_hooks.h"
@@ -58,7 +59,7 @@ typedef enum fsdp__unit_state {
 /* One pass through a unit's modules, from the first entered to the last finished: what backward
  * waits for before it calls the unit's gradients complete. Shared by the pass's input nodes. */
 typedef struct fsdp__use {
-    fsdp__unit *unit;
+    fsdp__life *unit; /* own reference: the graph may outlive it */
     int refs;
     int nodes, done;   /* input nodes; those that ran in the backward `backward` */
     bool at_end;       /* a module had no input that needs a gradient: only the end tells */
@@ -68,6 +69,7 @@ typedef struct fsdp__use {
 struct fsdp__unit {
     char *name; /* dotted; "" for the root; paths of a list joined by ", " */
     int refs;   /* one a module; of a tied weight's: one a user */
+    fsdp__life *life; /* what graphs hold */
     fsdp_module *module; /* the first; NULL: a tied weight's unit (tied.c) */
     fsdp_module **modules;
     int n_modules, n_seen; /* n_seen: while the tree is put together */
@@ -228,6 +230,8 @@ fsdp_status fsdp__extension_set(fsdp_module *m, int recurse, const char *pattern
                                 const char *what, int *n);
 
 /* ---- custom_comm.c: collectives of the user's ------------------------------------------ */
+/* s of a function of the user's; an error is kept, with these words if it said nothing. */
+fsdp_status fsdp__users_status(fsdp_status s, const char *what, const char *name);
 bool fsdp__custom_gathers(const fsdp__unit *u);
 fsdp_status fsdp__custom_gather_begin(fsdp__unit *u, fsdp_group *g, int n);
 fsdp_status fsdp__custom_gather_end(fsdp__unit *u);

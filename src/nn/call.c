@@ -32,12 +32,21 @@ static fsdp_status enter_random(fsdp_module *m, fsdp__random *r)
     return FSDP_OK;
 }
 
+/* A number of tensors that somebody else wrote. */
+static fsdp_status fits(const fsdp_module *m, const fsdp_values *v, const char *what)
+{
+    if (v->n >= 0 && v->n <= FSDP_VALUES_MAX) return FSDP_OK;
+    return fsdp__fail(FSDP_INVALID_ARGUMENT, "the %s of %s: %d tensors; expected 0 to %d", what,
+                      m->type, v->n, FSDP_VALUES_MAX);
+}
+
 static fsdp_status run_forward(fsdp_module *m, const fsdp_values *in, fsdp_values *out)
 {
     if (m->forward) {
         out->n = 0;
         memset(out->t, 0, sizeof out->t);
         FSDP_TRY(m->forward(m, in, out));
+        FSDP_TRY(fits(m, out, "outputs"));
         return fsdp_error();
     }
     int takes = m->forward1 ? 1 : 2;
@@ -58,15 +67,21 @@ static fsdp_status forward_again(void *arg, fsdp_tensor **in, int n_in, fsdp_ten
 {
     (void)out;
     (void)n_out;
+    const fsdp__life *life = arg;
+    if (!life->of)
+        return fsdp__fail(FSDP_INVALID_STATE,
+                          "backward through a checkpointed module that was freed after its "
+                          "forward; free modules when no loss of theirs is left to go backward "
+                          "from");
     fsdp_values given = {n_in, {NULL}}, unused;
     memcpy(given.t, in, sizeof *in * (size_t)n_in);
-    return run_forward(arg, &given, &unused);
+    return run_forward(life->of, &given, &unused);
 }
 
 static fsdp_status run_checkpointed(fsdp_module *m, const fsdp_values *in, fsdp_values *out)
 {
-    fsdp__frame *f =
-        fsdp__recompute_begin(forward_again, m, NULL, in->t, in->n, &m->in->checkpoint);
+    fsdp__frame *f = fsdp__recompute_begin(forward_again, fsdp__life_retain(m->in->life),
+                                           fsdp__life_release, in->t, in->n, &m->in->checkpoint);
     if (!f) return fsdp_error();
     return fsdp__recompute_end(f, run_forward(m, in, out));
 }
@@ -74,12 +89,18 @@ static fsdp_status run_checkpointed(fsdp_module *m, const fsdp_values *in, fsdp_
 static fsdp_status run(fsdp_module *m, fsdp_values *in, fsdp_values *out)
 {
     struct fsdp__module *mi = m->in;
-    for (int64_t i = 0; i < mi->n_hooks; i++)
-        if (mi->hooks[i].pre) FSDP_TRY(mi->hooks[i].pre(mi->hooks[i].arg, m, in));
+    for (int64_t i = 0; i < mi->n_hooks; i++) {
+        if (!mi->hooks[i].pre) continue;
+        FSDP_TRY(mi->hooks[i].pre(mi->hooks[i].arg, m, in));
+        FSDP_TRY(fits(m, in, "inputs behind a hook"));
+    }
     FSDP_TRY(mi->checkpointed && fsdp_grad_enabled() ? run_checkpointed(m, in, out)
                                                      : run_forward(m, in, out));
-    for (int64_t i = 0; i < mi->n_hooks; i++)
-        if (mi->hooks[i].post) FSDP_TRY(mi->hooks[i].post(mi->hooks[i].arg, m, in, out));
+    for (int64_t i = 0; i < mi->n_hooks; i++) {
+        if (!mi->hooks[i].post) continue;
+        FSDP_TRY(mi->hooks[i].post(mi->hooks[i].arg, m, in, out));
+        FSDP_TRY(fits(m, out, "outputs behind a hook"));
+    }
     return FSDP_OK;
 }
 
@@ -90,6 +111,7 @@ static fsdp_status run_method(fsdp_module *m, const fsdp__method_entry *e, fsdp_
     if (now.pre) FSDP_TRY(now.pre(now.arg, m, in));
     FSDP_TRY(now.fn(m, in, out));
     FSDP_TRY(fsdp_error());
+    FSDP_TRY(fits(m, out, "outputs"));
     return now.post ? now.post(now.arg, m, in, out) : FSDP_OK;
 }
 
@@ -98,6 +120,7 @@ static fsdp_status call(fsdp_module *m, const fsdp__method_entry *e, const fsdp_
                         fsdp_values *out)
 {
     fsdp__random *r = fsdp__random_get();
+    FSDP_TRY(fits(m, in, "inputs"));
     fsdp_scope *scope = r ? fsdp_scope_begin() : NULL;
     if (!scope) return fsdp_error();
     uint64_t path = r->path, calls = r->calls;
@@ -120,9 +143,10 @@ static fsdp_status call(fsdp_module *m, const fsdp__method_entry *e, const fsdp_
 
 fsdp_status fsdp_module_call(fsdp_module *m, const fsdp_values *in, fsdp_values *out)
 {
-    *out = (fsdp_values){0};
+    if (out) *out = (fsdp_values){0};
     if (fsdp_error()) return fsdp_error();
-    if (!m) return fsdp__fail(FSDP_INVALID_ARGUMENT, "a call of a NULL module");
+    if (!m || !in || !out)
+        return fsdp__fail_null("fsdp_module_call", !m ? "the module" : "what it takes or returns");
     if (!fsdp__module_has_forward(m))
         return fsdp__fail(FSDP_INVALID_ARGUMENT,
                           "%s is a container and has no forward; call its children", m->type);
@@ -132,9 +156,10 @@ fsdp_status fsdp_module_call(fsdp_module *m, const fsdp_values *in, fsdp_values 
 fsdp_status fsdp_module_call_method(fsdp_module *m, const char *name, const fsdp_values *in,
                                     fsdp_values *out)
 {
-    *out = (fsdp_values){0};
+    if (out) *out = (fsdp_values){0};
     if (fsdp_error()) return fsdp_error();
     if (!m || !name) return fsdp__fail_null("fsdp_module_call_method", "module or name");
+    if (!in || !out) return fsdp__fail_null("fsdp_module_call_method", "what it takes or returns");
     const fsdp__method_entry *e = fsdp__module_method(m, name);
     if (!e) return fsdp__fail(FSDP_NOT_FOUND, "%s has no method \"%s\"", m->type, name);
     return call(m, e, in, out);
@@ -192,6 +217,7 @@ fsdp_status fsdp_checkpoint_module(fsdp_module *m, const fsdp_checkpoint_options
         fsdp__str_free(&b);
         return fsdp_error();
     }
+    if (!m->in->life && !(m->in->life = fsdp__life_create(m))) return fsdp_error();
     m->in->checkpointed = true;
     m->in->checkpoint = o ? *o : (fsdp_checkpoint_options){0};
     return FSDP_OK;

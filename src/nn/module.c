@@ -3,6 +3,7 @@
  */
 #include "nn/module.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -46,6 +47,7 @@ void fsdp_module_free(fsdp_module *m)
         free(in->buffers[i].name);
         fsdp_release(in->buffers[i].t);
     }
+    fsdp__life_end(in->life);
     free(in->children);
     free(in->params);
     free(in->buffers);
@@ -92,6 +94,33 @@ static void forget_names(fsdp_module *m)
     root_of(m)->in->named = false;
 }
 
+/* A unit manages what its module held when it was sharded. What comes later would be trained by
+ * each rank for itself. p is to become `name` of m. */
+static fsdp_status late_param(const fsdp_module *m, const char *name, const fsdp_param *p)
+{
+    const fsdp_module *up = m;
+    while (up && !up->in->shard)
+        up = up->in->parent;
+    if (!up || p->shard || p->ignored) return FSDP_OK;
+    return fsdp__fail(FSDP_INVALID_STATE,
+                      "%s is added below a %s that is sharded already, so its gradients would not "
+                      "be summed over the ranks; add it before fsdp_fully_shard, or name it in "
+                      "ignored_params then",
+                      name, up->type);
+}
+
+static fsdp_status late(const fsdp_module *m, const char *name, const fsdp_module *child)
+{
+    for (int64_t i = 0; i < child->in->n_params; i++) {
+        char text[256];
+        snprintf(text, sizeof text, "%s.%s", name, child->in->params[i].name);
+        FSDP_TRY(late_param(m, text, child->in->params[i].param));
+    }
+    for (int64_t i = 0; i < child->in->n_children; i++)
+        FSDP_TRY(late(m, name, child->in->children[i]));
+    return FSDP_OK;
+}
+
 fsdp_module *fsdp_module_add(fsdp_module *m, const char *name, fsdp_module *child)
 {
     if (!m || !child) {
@@ -101,7 +130,7 @@ fsdp_module *fsdp_module_add(fsdp_module *m, const char *name, fsdp_module *chil
     }
     struct fsdp__module *in = m->in;
     fsdp_status s = FSDP_OK;
-    if (bad_name(m, name))
+    if (bad_name(m, name) || late(m, name, child) != FSDP_OK)
         s = fsdp_error();
     else if (child->in->parent)
         s = fsdp__fail(FSDP_INVALID_ARGUMENT, "\"%s\" is already a child of a %s", name,
@@ -194,7 +223,7 @@ fsdp_param *fsdp_module_add_param(fsdp_module *m, const char *name, fsdp_param *
     }
     struct fsdp__module *in = m->in;
     char *copy = NULL;
-    bool ok = !bad_name(m, name) &&
+    bool ok = !bad_name(m, name) && late_param(m, name, p) == FSDP_OK &&
               FSDP__GROW(in->params, in->cap_params, in->n_params + 1, "parameters") == FSDP_OK;
     if (ok && taken(in, name)) {
         fsdp__fail(FSDP_INVALID_ARGUMENT, "%s has a \"%s\" already", m->type, name);

@@ -6,6 +6,7 @@
 
 #include <stdbool.h>
 
+#include "base/memory.h"
 #include "base/str.h"
 #include "fsdp/nn.h"
 #include "tensor/tensor.h"
@@ -35,6 +36,8 @@ struct fsdp_param {
     int optimizers;    /* that hold it */
     bool emptied;      /* fsdp_to_empty gave it memory while it was whole */
     int64_t listed_at; /* index in the last list of parameters that was made */
+    bool averaged;     /* a moving average stands in its place */
+    bool ignored;      /* fully_shard was told to leave it */
     bool early_step;   /* an optimizer uses its gradient up during backward */
 };
 
@@ -81,6 +84,7 @@ struct fsdp__module {
     uint64_t path;  /* key of random numbers, from the dotted name; 0: not yet */
     uint64_t calls; /* in the microbatch `round` */
     uint64_t round;
+    fsdp__life *life;  /* of a checkpointed module: what graphs hold */
     bool checkpointed; /* its forward runs again in backward, by `checkpoint` */
     fsdp_checkpoint_options checkpoint;
     fsdp_status (*reset)(fsdp_module *m); /* first values of its own buffers; NULL: none */

@@ -108,6 +108,8 @@ static fsdp_status find_group(const fsdp_param_list *l, fsdp_group **group)
 fsdp_status fsdp_grad_norm(fsdp_module *m, double p, double *norm)
 {
     if (fsdp_error()) return fsdp_error();
+    if (!m || !norm)
+        return fsdp__fail_null("fsdp_grad_norm", m ? "the place for the norm" : "the module");
     if (!(p > 0.0)) return fsdp__fail(FSDP_INVALID_ARGUMENT, "norm %g; expected above 0", p);
     fsdp_param_list l;
     FSDP_TRY(fsdp_module_params(m, &l));

@@ -87,6 +87,8 @@ fsdp_ema *fsdp_ema_create(fsdp_module *m, double decay)
 void fsdp_ema_free(fsdp_ema *e)
 {
     if (!e) return;
+    for (int64_t i = 0; i < e->n && e->swapped; i++) /* the averages stay where they are */
+        e->entries[i].param->averaged = false;
     for (int64_t i = 0; i < e->n; i++) {
         fsdp_release(e->entries[i].average);
         fsdp_release(e->entries[i].aside);
@@ -212,6 +214,7 @@ static void swap(fsdp_ema *e, bool in)
             fsdp_release(x->aside);
             x->aside = NULL;
         }
+        x->param->averaged = in;
         fsdp_touch(p);
     }
     e->swapped = in;
@@ -220,6 +223,12 @@ static void swap(fsdp_ema *e, bool in)
 fsdp_status fsdp_ema_swap_in(fsdp_ema *e)
 {
     FSDP_TRY(check(e, "fsdp_ema_swap_in", false));
+    for (int64_t i = 0; i < e->n; i++)
+        if (e->entries[i].param->averaged)
+            return fsdp__fail(FSDP_INVALID_STATE,
+                              "fsdp_ema_swap_in: another moving average has the place of %s; call "
+                              "fsdp_ema_swap_out on that one first",
+                              e->entries[i].param->name);
     /* All memory first: without it nothing is exchanged. */
     for (int64_t i = 0; i < e->n; i++) {
         entry *x = &e->entries[i];

@@ -5,6 +5,7 @@
  * the first step that needs them. Both rules are elementwise, so the cut
  * changes no bit.
  */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,7 +29,11 @@ fsdp_sgd_options fsdp_sgd_defaults(void)
 
 static fsdp_optimizer *create(fsdp_module *m)
 {
-    if (!m || fsdp_error()) return NULL;
+    if (fsdp_error()) return NULL;
+    if (!m) {
+        fsdp__fail_null("an optimizer", "the module");
+        return NULL;
+    }
     fsdp_optimizer *o = fsdp__calloc(1, sizeof *o, "an optimizer");
     fsdp_param_list l = {0};
     if (!o || fsdp__module_name_params(m) != FSDP_OK || fsdp_module_params(m, &l) != FSDP_OK)
@@ -139,7 +144,12 @@ static fsdp_tensor *make_state(const fsdp_optimizer *o, fsdp__opt_slot *s, int k
 
 fsdp_tensor *fsdp_optimizer_state(fsdp_optimizer *o, fsdp_param *p, int k)
 {
-    if (!o || k < 0 || k >= fsdp_optimizer_state_count(o)) return NULL;
+    if (!o) return NULL;
+    if (k < 0 || k >= fsdp_optimizer_state_count(o)) {
+        fsdp__fail(FSDP_INVALID_ARGUMENT, "the optimizer has %d states a parameter, no number %d",
+                   fsdp_optimizer_state_count(o), k);
+        return NULL;
+    }
     for (int64_t i = 0; i < o->n; i++)
         if (o->slots[i].param == p) return make_state(o, &o->slots[i], k);
     fsdp__fail(FSDP_NOT_FOUND, "the optimizer holds no parameter \"%s\"",
@@ -153,6 +163,11 @@ fsdp_status fsdp__opt_check(const fsdp__opt_slot *s)
 {
     const fsdp_tensor *t = fsdp__param_kept(s->param);
     FSDP_TRY(fsdp__tensor_has_values(t, "optimizer step"));
+    if (s->param->averaged)
+        return fsdp__fail(FSDP_INVALID_STATE,
+                          "an optimizer step while a moving average has the place of %s; call "
+                          "fsdp_ema_swap_out first",
+                          s->param->name);
     for (int k = 0; k < FSDP__MAX_STATES; k++)
         if (s->state[k] && !fsdp__same_sizes(s->state[k], t))
             return fsdp__fail(FSDP_INVALID_STATE,
@@ -208,7 +223,12 @@ fsdp_status fsdp_optimizer_step(fsdp_optimizer *o)
 
 void fsdp_optimizer_set_lr(fsdp_optimizer *o, double lr)
 {
-    if (o) o->lr = lr;
+    if (!o) return;
+    if (isfinite(lr) && lr >= 0)
+        o->lr = lr;
+    else
+        fsdp__fail(FSDP_INVALID_ARGUMENT,
+                   "fsdp_optimizer_set_lr: the rate is %g; expected a number from 0", lr);
 }
 
 double fsdp_optimizer_lr(const fsdp_optimizer *o)

@@ -48,9 +48,13 @@ struct fsdp_module {
 
 /* size bytes, zeroed, of which the first are fsdp_module. NULL: error kept. */
 FSDP_API fsdp_module *fsdp_module_create(size_t size, const char *type);
-/* Frees m and its children; NULL: nothing. m must not have a parent. */
+/* Frees m and its children; NULL: nothing. m must not have a parent. A backward
+ * that comes later through what a sharded or checkpointed module below made is
+ * FSDP_INVALID_STATE. */
 FSDP_API void fsdp_module_free(fsdp_module *m);
-/* m owns child from here on, also when this fails. Returns child, or NULL. */
+/* m owns child from here on, also when this fails. Returns child, or NULL.
+ * Below a module that is sharded already, child's parameters must be sharded
+ * too or have been among its ignored_params (fsdp_module_add_param alike). */
 FSDP_API fsdp_module *fsdp_module_add(fsdp_module *m, const char *name,
                                       fsdp_module *child);
 FSDP_API int fsdp_module_child_count(const fsdp_module *m);
@@ -61,6 +65,8 @@ FSDP_API const char *fsdp_module_name(const fsdp_module *m); /* last part */
 
 /* ---- calling ------------------------------------------------------------ */
 
+/* in->n, and what forward and hooks leave, is 0 to FSDP_VALUES_MAX. Neither in
+ * nor out may be NULL. */
 FSDP_API fsdp_status fsdp_module_call(fsdp_module *m, const fsdp_values *in,
                                       fsdp_values *out);
 FSDP_API fsdp_tensor *fsdp_call(fsdp_module *m, fsdp_tensor *x);

@@ -181,8 +181,13 @@ static fsdp_status run_hooks(fsdp__node *n)
 fsdp_status fsdp__run_accumulate_hooks(fsdp_tensor *leaf)
 {
     fsdp__autograd *ag = leaf->ag;
-    for (int64_t i = 0; ag && i < ag->n_post; i++)
-        FSDP_TRY(ag->post[i].fn(ag->post[i].arg, leaf));
+    for (int64_t i = 0; ag && i < ag->n_post; i++) {
+        fsdp_status s = ag->post[i].fn(ag->post[i].arg, leaf);
+        FSDP_TRY(fsdp_error());
+        if (s != FSDP_OK)
+            return fsdp__fail(s, "a hook of %s (fsdp_register_post_accumulate_hook) returned %s",
+                              leaf->st->owner ? leaf->st->owner : "a leaf", fsdp_status_name(s));
+    }
     return fsdp_error();
 }
 
@@ -256,6 +261,8 @@ static fsdp_status run_callbacks(fsdp__grad_state *g, fsdp_status before)
     /* A callback may queue others; they run too. On failure the rest is dropped. */
     for (int64_t i = 0; i < g->n_callbacks && s == FSDP_OK; i++)
         s = g->callbacks[i].fn(g->callbacks[i].arg);
+    if (s != FSDP_OK && before == FSDP_OK && !fsdp_error())
+        fsdp__fail(s, "a callback (fsdp_queue_callback) returned %s", fsdp_status_name(s));
     g->n_callbacks = 0;
     return s;
 }
@@ -315,8 +322,7 @@ fsdp_status fsdp_backward_from(fsdp_tensor *t, fsdp_tensor *grad, int retain_gra
     g->running = false;
     free(ready.items);
     free(list.items);
-    if (s != FSDP_OK &&
-        !fsdp_error()) /* a user's function that returned a status and said nothing */
+    if (s != FSDP_OK && !fsdp_error()) /* a user's function that said nothing */
         fsdp__fail(s, "backward failed: %s", fsdp_status_name(s));
     return s;
 }

@@ -202,6 +202,7 @@ void fsdp__unit_free(void *arg)
         fsdp__fparam *p = &u->params[i];
         if (p->whole) p->whole->st->owner = NULL;
         if (p->grad) p->grad->st->owner = NULL;
+        if (p->whole && p->whole->ag) p->whole->ag->provide = NULL; /* others may hold it */
         fsdp_release(p->whole);
         fsdp_release(p->grad);
         free(p->ext);

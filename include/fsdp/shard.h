@@ -33,6 +33,11 @@ typedef enum fsdp_reshard_policy {
 typedef int (*fsdp_shard_placement_fn)(void *arg, const char *name,
                                        const fsdp_param *p);
 
+/* The mesh of a parameter; NULL: the options'. Pure: it may be called more than
+ * once, and answers alike on all ranks. */
+typedef fsdp_mesh *(*fsdp_shard_mesh_fn)(void *arg, const char *name,
+                                         const fsdp_param *p);
+
 typedef struct fsdp_shard_options {
     fsdp_mesh *mesh; /* one axis: shard; two: replicate, then shard */
     fsdp_reshard_policy reshard_after_forward;
@@ -44,6 +49,12 @@ typedef struct fsdp_shard_options {
     fsdp_mixed_precision_policy mp_policy;
     fsdp_shard_placement_fn placement_fn; /* NULL: dim 0 */
     void *placement_arg;
+    /* NULL: all parameters on `mesh`. Those of another mesh are gathered,
+     * reduced and freed apart, at the times of the module's others; their
+     * gradients are divided by the ranks of their own mesh. For a parameter
+     * that is cut over fewer ranks than others: (replicate, shard). */
+    fsdp_shard_mesh_fn mesh_fn;
+    void *mesh_arg;
     /* Units gathered ahead. n > 0: the next n in the order of the step before.
      * 0: as FSDP2 does by default, none in forward, and in backward the one
      * that ended its forward before. -1: none at all. */
@@ -69,11 +80,12 @@ FSDP_API fsdp_shard_options fsdp_shard_defaults(fsdp_mesh *mesh);
 
 /* In place. o NULL: the defaults. Refused: a container without forward, a
  * second call on a module, 0-dim parameters, a dim that the parameter lacks, a
- * mesh of more than two axes, the root before its blocks, parameters that
- * fsdp_to_empty gave memory or that an optimizer holds already. A weight that
- * another unit has already becomes a unit of its own that both use: gathered
- * while either runs, its gradients summed, reduced once. FSDP_IO_ERROR: the
- * folder of the offload policy is missing, not writable or full. */
+ * mesh of more than two axes, two meshes of the same ranks, the root before
+ * its blocks, parameters that fsdp_to_empty gave memory or that an optimizer
+ * holds already. A weight that another unit has already becomes a unit of its
+ * own that both use: gathered while either runs, its gradients summed, reduced
+ * once. FSDP_IO_ERROR: the folder of the offload policy is missing, not
+ * writable or full. */
 FSDP_API fsdp_status fsdp_fully_shard(fsdp_module *m,
                                       const fsdp_shard_options *o);
 /* The same for n modules as one unit: gathered when the first of them is

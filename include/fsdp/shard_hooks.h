@@ -39,6 +39,9 @@ typedef struct fsdp_custom_reduce_scatter {
     void *arg;
 } fsdp_custom_reduce_scatter;
 
+/* These two and the hook below are errors for a unit whose parameters are on
+ * several meshes (mesh_fn): which is meant would not be said. */
+
 /* m's own unit gathers by c. Its parameters travel as one flat array, padded
  * to equal parts, in the dtype of compute (as FSDP_U8 bytes where parameters
  * differ in it, or an extension made something else of them). Its gathered

@@ -301,6 +301,7 @@ fsdp_status fsdp__hook_end(fsdp__unit *u)
 static fsdp_status custom_of(fsdp_module *m, const char *what, fsdp__unit **u)
 {
     FSDP_TRY(fsdp__unit_need(m, what, u));
+    FSDP_TRY(fsdp__unit_one_mesh(*u, what));
     if (!fsdp__unit_resting(*u) || (*u)->stage != FSDP__REDUCE_NONE)
         return fsdp__fail(FSDP_INVALID_STATE,
                           "%s: unit \"%s\" is gathered or reduced now; call fsdp_reshard, and set "
@@ -358,6 +359,7 @@ fsdp_status fsdp_set_all_reduce_hook(fsdp_module *m, fsdp_all_reduce_hook hook, 
     static const char what[] = "fsdp_set_all_reduce_hook";
     fsdp__unit *u;
     FSDP_TRY(fsdp__unit_need(m, what, &u));
+    FSDP_TRY(fsdp__unit_one_mesh(u, what));
     if (stream && !hook)
         return fsdp__fail(FSDP_INVALID_ARGUMENT, "%s: a stream without a hook to run on it", what);
     if (stream && u->replicate)

@@ -260,11 +260,8 @@ static fsdp_status use_mesh(fsdp__unit *u)
                           "fsdp_fully_shard over a mesh of %d axes; expected one (shard) or two "
                           "(replicate, then shard)",
                           n);
-    u->shard = fsdp_mesh_group(u->opt.mesh, n - 1);
-    u->replicate = n == 2 ? fsdp_mesh_group(u->opt.mesh, 0) : NULL;
-    u->S = fsdp_group_size(u->shard);
-    u->R = u->replicate ? fsdp_group_size(u->replicate) : 1;
-    return fsdp__parts_prepare(u);
+    fsdp__unit_use_groups(u);
+    return FSDP_OK;
 }
 
 /* The lists and numbers that depend on how many parameters there are. */
@@ -277,6 +274,15 @@ static fsdp_status make_lists(fsdp__unit *u)
     return u->gather_entries && u->reduce_entries && u->reduce_params ? FSDP_OK : fsdp_error();
 }
 
+static fsdp_status cut_params(fsdp__unit *u)
+{
+    FSDP_TRY(fsdp__parts_prepare(u));
+    FSDP_TRY(make_lists(u));
+    for (int i = 0; i < u->n_params; i++)
+        FSDP_TRY(shard_param(u, &u->params[i]));
+    return FSDP_OK;
+}
+
 static fsdp_status build(fsdp__unit *u, const fsdp_shard_options *o)
 {
     int64_t cap = 0;
@@ -287,21 +293,21 @@ static fsdp_status build(fsdp__unit *u, const fsdp_shard_options *o)
         FSDP_TRY(fsdp__module_name_new(u->modules[k]));
     for (int k = 0; k < u->n_modules; k++)
         FSDP_TRY(gather_params(u, u->modules[k], o, &cap));
-    FSDP_TRY(make_lists(u));
+    FSDP_TRY(fsdp__unit_part_by_mesh(u));
+    FSDP_TRY(cut_params(u));
     for (int k = 0; k < u->n_tied; k++)
-        if (!u->tied[k]->gather_entries) {
+        if (u->tied[k]->host) {
+            FSDP_TRY(cut_params(u->tied[k]));
+        } else if (!u->tied[k]->gather_entries) {
             u->tied[k]->n_params = 1;
             fsdp_status s = make_lists(u->tied[k]);
             u->tied[k]->n_params = 0;
             FSDP_TRY(s);
         }
-    for (int i = 0; i < u->n_params; i++)
-        FSDP_TRY(shard_param(u, &u->params[i]));
     return fsdp__hooks_install(u);
 }
 
-/* From here on nothing fails: the shards take the place of the parameters. */
-static void commit(fsdp__unit *u)
+static void commit_params(fsdp__unit *u)
 {
     for (int i = 0; i < u->n_params; i++) {
         fsdp__fparam *p = &u->params[i];
@@ -311,8 +317,16 @@ static void commit(fsdp__unit *u)
         fsdp__param_set(p->param, p->sharded);
         p->param->unit = u->name;
     }
-    fsdp__tied_commit(u);
     fsdp__unit_name_storages(u);
+}
+
+/* From here on nothing fails: the shards take the place of the parameters. */
+static void commit(fsdp__unit *u)
+{
+    commit_params(u);
+    for (int k = 0; k < u->n_tied; k++)
+        if (u->tied[k]->host == u) commit_params(u->tied[k]);
+    fsdp__tied_commit(u);
     for (int k = 0; k < u->n_modules; k++) {
         u->modules[k]->in->shard = u;
         u->modules[k]->in->shard_free = fsdp__unit_free;

@@ -82,16 +82,31 @@ static fsdp_status gather_ahead(fsdp__unit *u, bool told)
     return FSDP_OK;
 }
 
-/* The next of the record. */
+/* With all that u is the host of. */
+static fsdp_status gather_all_ahead(fsdp__unit *u, bool told)
+{
+    FSDP_TRY(gather_ahead(u, told));
+    for (int k = 0; k < u->n_tied; k++)
+        if (u->tied[k]->host == u) FSDP_TRY(gather_ahead(u->tied[k], told));
+    return FSDP_OK;
+}
+
+/* The next of the record. Units with a host come with it and do not count. */
 static fsdp_status by_record(fsdp__tree *t, fsdp__unit *u)
 {
     fsdp__order *o = t->order;
     if (!o || !o->known) return FSDP_OK;
     /* What is ahead already are the next `ahead` of the order. */
-    for (int64_t at = o->at + t->ahead; at < o->count && t->ahead < u->opt.prefetch_limit; at++) {
+    int64_t at = o->at;
+    int n = 0;
+    for (; at < o->at + t->ahead && at < o->count; at++)
+        n += !t->units[o->items[at]]->host;
+    for (; at < o->count; at++) {
         fsdp__unit *next = t->units[o->items[at]];
+        if (!next->host && n >= u->opt.prefetch_limit) break;
         if (!fsdp__unit_resting(next)) break; /* running now: it comes back later */
         FSDP_TRY(gather_ahead(next, false));
+        n += !next->host;
     }
     return FSDP_OK;
 }
@@ -107,7 +122,7 @@ static fsdp_status by_list(const fsdp__unit *u, int direction)
                               next->name, direction == FSDP__FORWARD ? "forward" : "backward",
                               u->name);
         if (direction == FSDP__BACKWARD && !next->unshard_backward) continue;
-        FSDP_TRY(gather_ahead(next, true));
+        FSDP_TRY(gather_all_ahead(next, true));
     }
     return FSDP_OK;
 }
@@ -129,7 +144,7 @@ static fsdp_status by_post_order(fsdp__tree *t, fsdp__unit *u)
     if (at == 0) return FSDP_OK;
     fsdp__unit *next = t->units[t->post[at - 1]];
     if (!next->unshard_backward || !will_come(t->order, next->index)) return FSDP_OK;
-    return gather_ahead(next, true);
+    return gather_all_ahead(next, true);
 }
 
 static fsdp_status gather_next(fsdp__tree *t, fsdp__unit *u, int direction)

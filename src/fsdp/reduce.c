@@ -36,7 +36,8 @@ fsdp_tensor *fsdp__grad_place(void *arg, int *add)
 {
     fsdp__fparam *p = arg;
     fsdp__unit *u = p->unit;
-    if (u->n_users > 0) u->post_backward = false; /* a use of a tied weight that was not foreseen */
+    if (u->n_users > 0 && !u->host)
+        u->post_backward = false; /* a use of a tied weight that was not foreseen */
     if (u->post_backward && u->sync) {
         fsdp__fail(FSDP_INVALID_STATE,
                    "%s gets a gradient after the gradients of its unit \"%s\" were reduced: it is "

@@ -142,6 +142,8 @@ static fsdp_status check_all(fsdp_module *m)
 {
     fsdp__unit *u = fsdp__unit_of(m);
     if (u) FSDP_TRY(check(u));
+    for (int k = 0; u && k < u->n_tied; k++)
+        FSDP_TRY(check(u->tied[k]));
     for (int64_t i = 0; i < m->in->n_children; i++)
         FSDP_TRY(check_all(m->in->children[i]));
     return FSDP_OK;

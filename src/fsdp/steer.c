@@ -74,7 +74,8 @@ fsdp_status fsdp_unshard_wait(fsdp_unshard_handle *h)
     for (int k = -1; k < u->n_tied && s == FSDP_OK; k++)
         s = fsdp__unit_wait(k < 0 ? u : u->tied[k]);
     if (s == FSDP_OK && u->n_params == 0 && u->n_tied > 0) u->state = FSDP__WHOLE;
-    if (s == FSDP_OK && h->gathers) s = fsdp__unit_let_go(u);
+    for (int k = -1; k < u->n_tied && s == FSDP_OK && h->gathers; k++)
+        if (k < 0 || u->tied[k]->host == u) s = fsdp__unit_let_go(k < 0 ? u : u->tied[k]);
     fsdp__unit_free(u);
     free(h);
     return s;

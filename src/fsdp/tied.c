@@ -7,6 +7,9 @@
  * comes with the last use in backward, which is known from the passes forward,
  * and at the end of backward where not.
  *
+ * Units of parameters that their module has on another mesh (meshes.c) use the same: they have one
+ * user, their host, and go where it goes.
+ *
  * Invariants: a tied unit has one parameter and at least one user; it is whole
  * whenever one of its users is (it may be gathered ahead before); it stands in
  * its tree behind the first of its users.
@@ -52,7 +55,11 @@ static fsdp_status fits(const fsdp__unit *u, const fsdp__unit *of, const fsdp_pa
                           "%s is shared with unit \"%s\", which has run already; call "
                           "fsdp_fully_shard on all modules before the first forward",
                           name, of->name);
-    if (u->shard != of->shard || u->replicate != of->replicate ||
+    fsdp_mesh *mesh = fsdp__unit_mesh_of(u, p);
+    if (!mesh) return fsdp_error();
+    int n = fsdp_mesh_ndim(mesh);
+    if (fsdp_mesh_group(mesh, n - 1) != of->shard ||
+        (n == 2 ? fsdp_mesh_group(mesh, 0) : NULL) != of->replicate ||
         u->opt.private_gather != of->opt.private_gather || u->file != of->file)
         return fsdp__fail(FSDP_UNSUPPORTED,
                           "%s is shared by units \"%s\" and \"%s\", which have another mesh, "
@@ -97,7 +104,8 @@ static fsdp__unit *make(fsdp__unit *of, fsdp_param *p)
 
 fsdp_status fsdp__tied_prepare(fsdp__unit *u, fsdp_param *p, const fsdp_module *holder)
 {
-    fsdp__unit *of = ((fsdp__fparam *)p->shard)->unit, *t = of->n_users > 0 ? of : NULL;
+    fsdp__unit *of = ((fsdp__fparam *)p->shard)->unit, *had = of->host ? of->host : of;
+    fsdp__unit *t = of->n_users > 0 && !of->host ? of : NULL;
     if (too_early(of, holder))
         return fsdp__fail(FSDP_UNSUPPORTED,
                           "%s belongs to unit \"%s\" already, which is around it: shard blocks "
@@ -109,7 +117,7 @@ fsdp_status fsdp__tied_prepare(fsdp__unit *u, fsdp_param *p, const fsdp_module *
         if (u->tied[k] == t || u->tied[k]->joining == p) return FSDP_OK; /* twice in this unit */
     /* All memory first: committing cannot fail. */
     FSDP_TRY(room(&u->tied, u->n_tied + 1));
-    FSDP_TRY(t ? room(&t->users, t->n_users + 1) : room(&of->tied, of->n_tied + u->n_tied + 1));
+    FSDP_TRY(t ? room(&t->users, t->n_users + 1) : room(&had->tied, had->n_tied + u->n_tied + 1));
     if (!t && !(t = make(of, p))) return fsdp_error();
     u->tied[u->n_tied++] = t;
     return FSDP_OK;
@@ -131,7 +139,7 @@ static void point_to(fsdp__unit *u)
 static void move(fsdp__unit *t)
 {
     fsdp__fparam *p = t->joining->shard;
-    fsdp__unit *of = p->unit;
+    fsdp__unit *of = p->unit, *had = of->host ? of->host : of; /* whose passes use it */
     int at = (int)(p - of->params);
     t->joining = NULL;
     t->params[0] = *p;
@@ -140,14 +148,15 @@ static void move(fsdp__unit *t)
     of->n_params--;
     point_to(of);
     point_to(t);
-    of->tied[of->n_tied++] = t;
-    t->users[t->n_users++] = of;
+    had->tied[had->n_tied++] = t;
+    t->users[t->n_users++] = had;
 }
 
 void fsdp__tied_commit(fsdp__unit *u)
 {
     for (int k = 0; k < u->n_tied; k++) {
         fsdp__unit *t = u->tied[k];
+        if (t->host) continue;
         if (t->joining) move(t);
         t->users[t->n_users++] = u;
         t->refs = t->n_users;
@@ -164,6 +173,7 @@ void fsdp__tied_leave(fsdp__unit *u)
             t->users[i--] = t->users[--t->n_users];
             mine = true;
         }
+        if (t->host == u) t->host = NULL;
         if (mine) fsdp__unit_free(t);
     }
     free(u->tied);
@@ -174,11 +184,11 @@ void fsdp__tied_leave(fsdp__unit *u)
 
 /* ---- running -------------------------------------------------------------------------- */
 
-fsdp_status fsdp__tied_release(fsdp__unit *t)
+fsdp_status fsdp__tied_release(fsdp__unit *t, bool to_parts)
 {
     for (int i = 0; i < t->n_users; i++)
         if (!fsdp__unit_resting(t->users[i])) return FSDP_OK;
-    return fsdp__unit_reshard(t);
+    return to_parts && t->host ? fsdp__unit_reshard_to_parts(t) : fsdp__unit_reshard(t);
 }
 
 void fsdp__tied_forward(fsdp__unit *u)
@@ -214,7 +224,8 @@ fsdp_status fsdp__tied_post_backward(fsdp__unit *u)
 {
     for (int i = 0; i < u->n_tied; i++) {
         fsdp__unit *t = u->tied[i];
-        if (t->uses > 0 && --t->uses > 0) continue;
+        /* With a host: when the host is reduced, after each of its passes. */
+        if (t->uses > 0 && --t->uses > 0 && !t->host) continue;
         if (t->pre_backward && !t->post_backward) FSDP_TRY(fsdp__tied_reduce(t));
     }
     return FSDP_OK;

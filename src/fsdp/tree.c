@@ -78,13 +78,18 @@ static fsdp_status collect(fsdp__tree *t, fsdp_module *m, int64_t *cap)
 static char *name_of(const fsdp__unit *u, size_t prefix)
 {
     fsdp__str all = {0};
-    if (u->n_users > 0) return fsdp__strdup(u->params[0].param->name);
-    for (int k = 0; k < u->n_modules; k++) {
+    const fsdp__unit *of = u->host ? u->host : u;
+    if (of->n_users > 0) return fsdp__strdup(u->params[0].param->name);
+    for (int k = 0; k < of->n_modules; k++) {
         fsdp__str s = {0};
-        fsdp__module_path(u->modules[k], &s);
+        fsdp__module_path(of->modules[k], &s);
         const char *text = fsdp__str_get(&s) + (s.len >= prefix ? prefix : 0);
         fsdp__str_addf(&all, "%s%s", k ? ", " : "", *text == '.' ? text + 1 : text);
         fsdp__str_free(&s);
+    }
+    if (u->host) {
+        fsdp__str_add(&all, all.len ? " over " : "over ");
+        fsdp__mesh_text(u->opt.mesh, &all);
     }
     char *name = fsdp__strdup(fsdp__str_get(&all));
     fsdp__str_free(&all);

@@ -128,15 +128,15 @@ static void give_back(fsdp__unit *u)
 }
 
 /* Weights that it shares are freed whole, with the last of their users. */
-static fsdp_status release_tied(fsdp__unit *u)
+static fsdp_status release_tied(fsdp__unit *u, bool to_parts)
 {
     fsdp_status s = FSDP_OK;
     for (int i = 0; i < u->n_tied && s == FSDP_OK; i++)
-        s = fsdp__tied_release(u->tied[i]);
+        s = fsdp__tied_release(u->tied[i], to_parts);
     return s;
 }
 
-fsdp_status fsdp__unit_reshard(fsdp__unit *u)
+static fsdp_status reshard(fsdp__unit *u, bool to_parts)
 {
     if (u->state == FSDP__SHARDED) return FSDP_OK;
     fsdp_status s = FSDP_OK;
@@ -148,22 +148,27 @@ fsdp_status fsdp__unit_reshard(fsdp__unit *u)
         u->prefetched = u->told = false;
         u->tree->ahead--;
     }
-    fsdp_status r = release_tied(u);
+    fsdp_status r = release_tied(u, to_parts);
     return s != FSDP_OK ? s : r;
+}
+
+fsdp_status fsdp__unit_reshard(fsdp__unit *u)
+{
+    return reshard(u, false);
 }
 
 fsdp_status fsdp__unit_reshard_to_parts(fsdp__unit *u)
 {
-    if (u->state != FSDP__WHOLE || !u->part_mesh) return fsdp__unit_reshard(u);
+    if (u->state != FSDP__WHOLE || !u->part_mesh) return reshard(u, true);
     FSDP_TRY(fsdp__parts_take(u));
     fsdp__event(u, FSDP_EVENT_RESHARD);
     give_back(u);
-    return release_tied(u);
+    return release_tied(u, true);
 }
 
 fsdp_status fsdp__unit_after_backward(fsdp__unit *u)
 {
-    if (u->n_users > 0) return fsdp__tied_release(u);
+    if (u->n_users > 0) return fsdp__tied_release(u, false);
     /* Gathered ahead and not used in this backward: its end says whether another one follows. */
     if (u->prefetched && !u->pre_backward) return FSDP_OK;
     return u->reshard_backward ? fsdp__unit_reshard(u) : FSDP_OK;

@@ -70,7 +70,7 @@ struct fsdp__unit {
     char *name; /* dotted; "" for the root; paths of a list joined by ", " */
     int refs;   /* one a module; of a tied weight's: one a user */
     fsdp__life *life; /* what graphs hold */
-    fsdp_module *module; /* the first; NULL: a tied weight's unit (tied.c) */
+    fsdp_module *module; /* the first; NULL: a tied weight's unit (tied.c), or one with a host */
     fsdp_module **modules;
     int n_modules, n_seen; /* n_seen: while the tree is put together */
     bool *ran;      /* (n_modules), in the open pass */
@@ -79,6 +79,8 @@ struct fsdp__unit {
     fsdp__use *use; /* of the open pass; own reference */
     fsdp__tree *tree; /* NULL until the root's first forward */
     fsdp__unit **tied, **users; /* units of weights that this one shares; of a tied weight: of whom */
+    fsdp__unit *host; /* it holds the host's parameters of another mesh (meshes.c): stands among the
+                         host's tied ones and has that one user; NULL: not */
     int n_tied, n_users;
     int64_t uses; /* tied: passes forward whose backward has not come */
     fsdp_param *joining; /* tied: what it will take over when it is committed */
@@ -185,7 +187,7 @@ struct fsdp__tree {
 fsdp_status fsdp__unit_unshard(fsdp__unit *u, bool ahead);
 fsdp_status fsdp__unit_wait(fsdp__unit *u);
 fsdp_status fsdp__unit_reshard(fsdp__unit *u);
-/* After forward: keeps 1/k where that was asked for. */
+/* After forward: keeps 1/k where that was asked for, and so do those with it as their host. */
 fsdp_status fsdp__unit_reshard_to_parts(fsdp__unit *u);
 /* Nothing of it is whole or on its way to be. */
 static inline bool fsdp__unit_resting(const fsdp__unit *u)
@@ -311,13 +313,27 @@ void fsdp__order_free(fsdp__order *o);
  * on, which is the last step of making u, they share a unit of p. */
 fsdp_status fsdp__tied_prepare(fsdp__unit *u, fsdp_param *p, const fsdp_module *holder);
 void fsdp__tied_commit(fsdp__unit *u);
-/* None of t's users is whole any more: t is freed. */
-fsdp_status fsdp__tied_release(fsdp__unit *t);
+/* None of t's users is whole any more: t is freed; to parts: a unit with a host may keep 1/k. */
+fsdp_status fsdp__tied_release(fsdp__unit *t, bool to_parts);
 void fsdp__tied_forward(fsdp__unit *u);      /* a pass of u, whose backward may come, has ended */
 void fsdp__tied_pre_backward(fsdp__unit *u); /* a backward of u begins */
 fsdp_status fsdp__tied_post_backward(fsdp__unit *u); /* and has ended */
 fsdp_status fsdp__tied_reduce(fsdp__unit *t);
 void fsdp__tied_leave(fsdp__unit *u); /* u is freed */
+
+/* ---- meshes.c: parameters of one module on several meshes ------------------------------- */
+/* The mesh of p as a parameter of u's; NULL: error kept. */
+fsdp_mesh *fsdp__unit_mesh_of(const fsdp__unit *u, const fsdp_param *p);
+/* u's groups, by its mesh. */
+void fsdp__unit_use_groups(fsdp__unit *u);
+/* Parts u's parameters, which are not cut yet, by mesh: those of others than u's own go to units
+ * with u as their host. */
+fsdp_status fsdp__unit_part_by_mesh(fsdp__unit *u);
+/* An error where there are such units: `what` would not say which it means. */
+fsdp_status fsdp__unit_one_mesh(const fsdp__unit *u, const char *what);
+/* "replicate 2 x shard 2" */
+void fsdp__mesh_text(const fsdp_mesh *m, fsdp__str *out);
+
 /* ---- offload.c: shards and gradients in a file ------------------------------------------ */
 fsdp_status fsdp__offload_open(fsdp__unit *u);  /* by the unit's options */
 void fsdp__offload_close(fsdp__unit *u);

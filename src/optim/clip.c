@@ -3,10 +3,10 @@
  *
  * Each row of dim 0 of each parameter gives one number; a rank knows those of
  * its own rows. One all-reduce of the vector of all rows (zeros elsewhere, so
- * the sum is exact) tells every rank all of them, and the vector is summed as
- * one binary tree in row order. So the norm depends neither on the number of
- * ranks nor on the strategy. Rows that are cut (along other dims) give partial
- * numbers, which the all-reduce sums in rank order.
+ * the sum is exact) tells every rank all of them (one for each group that cuts
+ * parameters), and the vector is summed as one binary tree in row order. So the norm depends
+ * neither on the number of ranks nor on the strategy. Rows that are cut (along other dims) give
+ * partial numbers, which the all-reduce sums in rank order.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -89,18 +89,56 @@ static void read_ahead(const fsdp_param_list *l, int64_t i)
     }
 }
 
-/* The group that cuts the parameters of the list: NULL if none is cut. */
-static fsdp_status find_group(const fsdp_param_list *l, fsdp_group **group)
+/* The groups that cut parameters of the list, in its order, so the same ones on all ranks. */
+typedef struct cuts {
+    fsdp_group *g[16];
+    int n;
+} cuts;
+
+static fsdp_status find_cuts(const fsdp_param_list *l, cuts *c)
 {
-    *group = NULL;
+    const int most = sizeof c->g / sizeof *c->g;
+    c->n = 0;
     for (int64_t i = 0; i < l->count; i++) {
         fsdp_group *own = shard_group(fsdp__param_kept(l->items[i].param));
-        if (own && *group && own != *group)
+        bool known = !own;
+        for (int k = 0; k < c->n; k++)
+            known = known || c->g[k] == own;
+        if (known) continue;
+        if (c->n == most)
             return fsdp__fail(FSDP_UNSUPPORTED,
-                              "gradient norm over two different shard groups (%s is cut over %s); "
-                              "give all units one mesh",
-                              l->items[i].name, fsdp_group_name(own));
-        if (own) *group = own;
+                              "gradient norm over more than %d shard groups (%s is cut over %s); "
+                              "give units that are cut alike one mesh",
+                              most, l->items[i].name, fsdp_group_name(own));
+        c->g[c->n++] = own;
+    }
+    return FSDP_OK;
+}
+
+static int64_t rows_of(const fsdp_param *p)
+{
+    return p->ndim ? p->size[0] : 1;
+}
+
+/* The rows of the parameters that group k cuts are summed over it; those that nothing cuts go with
+ * the first. room: as many numbers as row. */
+static fsdp_status sum_rows(const fsdp_param_list *l, const cuts *c, int k, fsdp_reduce_op op,
+                            double *row, double *room)
+{
+    for (int back = 0; back < 2; back++) {
+        int64_t at = 0, n = 0;
+        for (int64_t i = 0; i < l->count; i++) {
+            int64_t rows = rows_of(l->items[i].param);
+            fsdp_group *own = shard_group(fsdp__param_kept(l->items[i].param));
+            if (own == c->g[k] || (!own && k == 0)) {
+                memcpy(back ? row + at : room + n, back ? room + n : row + at,
+                       (size_t)rows * sizeof *row);
+                n += rows;
+            }
+            at += rows;
+        }
+        if (!back)
+            FSDP_TRY(fsdp_all_reduce(c->g[k], FSDP_LANE_CONTROL, room, n, FSDP_F64, op, NULL));
     }
     return FSDP_OK;
 }
@@ -118,10 +156,10 @@ fsdp_status fsdp_grad_norm(fsdp_module *m, double p, double *norm)
     for (int64_t i = 0; i < l.count && s == FSDP_OK; i++)
         s = fsdp__opt_refuse_early(l.items[i].param, "the norm of all gradients");
     for (int64_t i = 0; i < l.count; i++)
-        total += l.items[i].param->ndim ? l.items[i].param->size[0] : 1;
-    double *row = fsdp__calloc((size_t)total + 1, sizeof *row, "the norm's rows");
-    fsdp_group *group = NULL;
-    if (s == FSDP_OK) s = row ? find_group(&l, &group) : fsdp_error();
+        total += rows_of(l.items[i].param);
+    double *row = fsdp__calloc(2 * (size_t)total + 1, sizeof *row, "the norm's rows");
+    cuts c = {0};
+    if (s == FSDP_OK) s = row ? find_cuts(&l, &c) : fsdp_error();
     for (int64_t i = 0; i < l.count && s == FSDP_OK; i++) {
         const fsdp_param *q = l.items[i].param;
         fsdp_tensor *t = fsdp__param_kept(q), *g = fsdp_grad(t);
@@ -131,14 +169,13 @@ fsdp_status fsdp_grad_norm(fsdp_module *m, double p, double *norm)
         if (g && !q->ndim) row[at] = run_power(fsdp_data(g), g->dtype, 1, p);
         if (g) fsdp__storage_done(g->st, false);
         /* What is not cut is known to all ranks of the group: one of them says it. */
-        int64_t n = q->ndim ? q->size[0] : 1;
-        if (group && fsdp_group_rank(group) != 0 && !isinf(p) && !shard_group(t))
+        int64_t n = rows_of(q);
+        if (c.n > 0 && fsdp_group_rank(c.g[0]) != 0 && !isinf(p) && !shard_group(t))
             memset(row + at, 0, (size_t)n * sizeof *row);
         at += n;
     }
-    if (s == FSDP_OK && group)
-        s = fsdp_all_reduce(group, FSDP_LANE_CONTROL, row, total, FSDP_F64,
-                            isinf(p) ? FSDP_MAX : FSDP_SUM, NULL);
+    for (int k = 0; k < c.n && s == FSDP_OK; k++)
+        s = sum_rows(&l, &c, k, isinf(p) ? FSDP_MAX : FSDP_SUM, row, row + total);
     if (s == FSDP_OK) {
         double sum = isinf(p) ? largest(row, total) : fsdp__tree_sum(row, total);
         *norm = isinf(p) ? sum : p == 2.0 ? sqrt(sum) : p == 1.0 ? sum : pow(sum, 1.0 / p);

@@ -18,10 +18,12 @@ typedef struct memory {
     int prefetch;
     int offload;     /* shards in a file */
     int in_backward; /* the optimizer steps there */
+    int meshes;      /* feed-forwards are on a mesh of two replicas, beside the others */
 } memory;
 
 typedef struct sizes {
     int64_t U, B, M, S;
+    int64_t sums; /* of one block's reductions, on their way over the replicas */
 } sizes;
 
 static fsdp_status add_bytes(fsdp_named_param *p, void *arg)
@@ -44,6 +46,20 @@ static fsdp_memory_stats bytes(void)
     return s;
 }
 
+static fsdp_mesh *by_name(void *mesh, const char *name, const fsdp_param *p)
+{
+    (void)p;
+    return strstr(name, ".w1.") || strstr(name, ".w2.") ? mesh : NULL;
+}
+
+/* Two replicas, where there are two ranks. */
+static fsdp_mesh *two_replicas(void)
+{
+    const char *names[] = {"replicate", "shard"};
+    int n = fsdp_world_size(), grid[] = {n > 1 ? 2 : 1, n > 1 ? n / 2 : 1};
+    return fsdp_mesh_create(FSDP_CPU, 2, grid, names);
+}
+
 static fsdp_status build(const memory *c, conf_lm **out, sizes *z)
 {
     CHECK_OK(fsdp_device_push(FSDP_META));
@@ -54,11 +70,18 @@ static fsdp_status build(const memory *c, conf_lm **out, sizes *z)
                          conf_policy(fsdp_shard_defaults(NULL), c->policy, fsdp_world_size())};
     p.options.prefetch_limit = c->prefetch;
     if (c->offload) p.options.offload = conf_offload(2);
+    if (c->meshes) {
+        p.options.mesh_fn = by_name;
+        CHECK(p.options.mesh_arg = two_replicas());
+    }
     CHECK_OK(conf_shard_blocks(&p, &m->base));
     CHECK_OK(fsdp_to_empty(&m->base, FSDP_CPU));
     CHECK_OK(fsdp_reset_parameters(&m->base, 1));
     *z = (sizes){0};
-    return conf_each_param(&m->base, add_bytes, z);
+    CHECK_OK(conf_each_param(&m->base, add_bytes, z));
+    /* Of two units at a time at most, cache lines between parameters. */
+    if (c->meshes) z->sums = 2 * (z->U / fsdp_mesh_size(p.options.mesh_arg, 1) + 4 * 64);
+    return FSDP_OK;
 }
 
 /* One step with the peaks of its phases checked; the second and later ones gather ahead. */
@@ -84,7 +107,7 @@ static fsdp_status step_within(const memory *c, conf_lm *m, fsdp_optimizer *o, c
     CHECK(s.peak[FSDP_UNSHARDED] <= whole && s.live[FSDP_UNSHARDED] == 0);
     int64_t shards = c->in_backward ? (alone ? 2 * z->U + z->B : z->U) : z->S;
     if (c->offload) shards = alone ? z->S : z->U;
-    int64_t grads = alone ? shards + z->U : shards + 2 * z->U + z->B;
+    int64_t grads = alone ? shards + z->U : shards + 2 * z->U + z->B + z->sums;
     CHECK(s.peak[FSDP_GRADIENTS] <= grads);
     if (!c->offload && !c->in_backward) CHECK(s.live[FSDP_GRADIENTS] == z->S);
     if (c->in_backward) CHECK(s.live[FSDP_GRADIENTS] == 0);
@@ -181,6 +204,18 @@ static void test_fully_shard_training_memory_no_gc(void)
         }
 }
 
+/* Two units a block, over a mesh each: the same bounds, since what runs, stands around or is
+ * gathered ahead is the same, and the sums that go over replicas beside the gradients. */
+static void test_per_param_mesh_training_memory_no_gc(void)
+{
+    for (int i = 0; i < WORLDS; i++)
+        for (int k = 0; k < CONF_POLICIES; k++) {
+            memory c = {.policy = k, .prefetch = 1, .meshes = 1};
+            if (k == 3 && worlds[i] == 2) continue; /* parts of one shard: test_fsdp_meshes */
+            conf_ranks(worlds[i], growth_rank, &c);
+        }
+}
+
 /* ---- all of it goes ----------------------------------------------------------------- */
 
 static fsdp_status freed_rank(void *arg)
@@ -210,7 +245,10 @@ static void test_fully_shard_del_memory(void)
 {
     for (int i = 0; i < WORLDS; i++)
         for (int k = 0; k < 2 * CONF_POLICIES; k++) {
-            memory c = {.policy = k / 2, .prefetch = 1, .offload = k & 1};
+            memory c = {.policy = k / 2,
+                        .prefetch = 1,
+                        .offload = k & 1,
+                        .meshes = worlds[i] == 4 && k % 3};
             conf_ranks(worlds[i], freed_rank, &c);
         }
 }
@@ -220,6 +258,7 @@ int main(int argc, char **argv)
     conf_test tests[] = {
         CONF_TEST(test_fully_shard_training_memory),
         CONF_TEST(test_fully_shard_training_memory_no_gc),
+        CONF_TEST(test_per_param_mesh_training_memory_no_gc),
         CONF_TEST(test_fully_shard_del_memory),
     };
     return conf_main("memory", tests, sizeof tests / sizeof *tests, argc, argv);

@@ -52,7 +52,8 @@ FSDP_API fsdp_module *fsdp_module_create(size_t size, const char *type);
  * that comes later through what a sharded or checkpointed module below made is
  * FSDP_INVALID_STATE. */
 FSDP_API void fsdp_module_free(fsdp_module *m);
-/* m owns child from here on, also when this fails. Returns child, or NULL.
+/* m owns child from here on, also when this fails (but not what m is a part
+ * of, which is refused and stays). Returns child, or NULL.
  * Below a module that is sharded already, child's parameters must be sharded
  * too or have been among its ignored_params (fsdp_module_add_param alike). */
 FSDP_API fsdp_module *fsdp_module_add(fsdp_module *m, const char *name,

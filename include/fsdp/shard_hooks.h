@@ -76,8 +76,9 @@ typedef fsdp_status (*fsdp_all_reduce_hook)(void *arg, fsdp_tensor *sums);
  * the replicas; before what the divide rule leaves for the end, and before
  * gradients are cast and added to the shards'. Not while the all-reduce of a
  * hybrid is off. stream: the hook runs there, and this rank's later units
- * compute meanwhile; NULL: on the calling thread. Refused: a stream without a
- * hook, or with a mesh that has replicas of its own. */
+ * compute meanwhile; it must live until another hook, or none, is set; NULL: on
+ * the calling thread. Refused: a stream without a hook, or with a mesh that has
+ * replicas of its own. */
 FSDP_API fsdp_status fsdp_set_all_reduce_hook(fsdp_module *m,
                                               fsdp_all_reduce_hook hook,
                                               void *arg, fsdp_stream *stream);

@@ -26,8 +26,9 @@ static void free_context(void *p)
 
 fsdp_status fsdp_function_save(fsdp_function_context *c, fsdp_tensor *t)
 {
+    if (!c) return fsdp__fail_null("fsdp_function_save", "the context");
     if (c->n_saved == FSDP__SAVED_MAX)
-        return fsdp__fail(FSDP_INVALID_ARGUMENT, "%s: saves more than %d tensors", c->f.name,
+        return fsdp__fail(FSDP_INVALID_ARGUMENT, "%s: saves more than %d tensors", c->node->name,
                           FSDP__SAVED_MAX);
     int k = c->n_saved++;
     return c->building ? fsdp__node_save(c->node, k, t) : FSDP_OK;
@@ -35,17 +36,17 @@ fsdp_status fsdp_function_save(fsdp_function_context *c, fsdp_tensor *t)
 
 fsdp_tensor *fsdp_function_saved(fsdp_function_context *c, int i)
 {
-    return i >= 0 && i < FSDP__SAVED_MAX ? fsdp__node_saved(c->node, i) : NULL;
+    return c && i >= 0 && i < FSDP__SAVED_MAX ? fsdp__node_saved(c->node, i) : NULL;
 }
 
 void *fsdp_function_arg(fsdp_function_context *c)
 {
-    return c->arg;
+    return c ? c->arg : NULL;
 }
 
 int fsdp_function_wants(fsdp_function_context *c, int i)
 {
-    return i >= 0 && fsdp__grad_wanted(c->node, i);
+    return c && i >= 0 && fsdp__grad_wanted(c->node, i);
 }
 
 static fsdp_status run_backward(fsdp__node *n, fsdp_tensor **gout)
@@ -71,13 +72,34 @@ static fsdp_status run_backward(fsdp__node *n, fsdp_tensor **gout)
     return FSDP_OK;
 }
 
+static fsdp_status check_function(const fsdp_function *f, fsdp_tensor **in, int n_in,
+                                  fsdp_tensor **out, int n_out)
+{
+    if (!f || !f->forward || !f->backward)
+        return fsdp__fail_null("fsdp_function_apply", !f            ? "the function"
+                                                      : !f->forward ? "its forward"
+                                                                    : "its backward");
+    const char *name = f->name ? f->name : "a custom function";
+    if (n_in < 0 || n_out < 0 || n_in > FSDP_CUSTOM_MAX || n_out > FSDP_CUSTOM_MAX)
+        return fsdp__fail(FSDP_INVALID_ARGUMENT, "%s: %d inputs and %d outputs; at most %d each",
+                          name, n_in, n_out, FSDP_CUSTOM_MAX);
+    if ((n_in > 0 && !in) || (n_out > 0 && !out))
+        return fsdp__fail_null(name, n_in > 0 && !in ? "the inputs" : "the place for outputs");
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_function_apply(const fsdp_function *f, void *arg, fsdp_tensor **in, int n_in,
                                 fsdp_tensor **out, int n_out)
 {
-    for (int k = 0; k < n_out; k++)
+    for (int k = 0; out && k < n_out && k < FSDP_CUSTOM_MAX; k++)
         out[k] = NULL;
+    if (check_function(f, in, n_in, out, n_out) != FSDP_OK) {
+        if (f && f->drop) f->drop(arg);
+        return fsdp_error();
+    }
     fsdp_function_context *c = fsdp__calloc(1, sizeof *c, "a function's context");
-    fsdp__node *n = c ? fsdp__node_create(f->name, run_backward) : NULL;
+    fsdp__node *n =
+        c ? fsdp__node_create(f->name ? f->name : "a custom function", run_backward) : NULL;
     fsdp_status s = FSDP_OK;
     if (!n) {
         if (f->drop) f->drop(arg);
@@ -87,9 +109,6 @@ fsdp_status fsdp_function_apply(const fsdp_function *f, void *arg, fsdp_tensor *
     *c = (fsdp_function_context){.f = *f, .arg = arg, .node = n, .n_in = n_in, .n_out = n_out};
     n->extra = c;
     n->extra_free = free_context;
-    if (n_in > FSDP_CUSTOM_MAX || n_out > FSDP_CUSTOM_MAX)
-        FSDP_GO(fsdp__fail(FSDP_INVALID_ARGUMENT, "%s: %d inputs and %d outputs; at most %d each",
-                           f->name, n_in, n_out, FSDP_CUSTOM_MAX));
     FSDP_GO(fsdp_error());
     for (int k = 0; k < n_in && fsdp_grad_enabled(); k++)
         c->building = c->building || fsdp_requires_grad(in[k]);
@@ -99,7 +118,7 @@ fsdp_status fsdp_function_apply(const fsdp_function *f, void *arg, fsdp_tensor *
     s = f->forward(c, in, n_in, out, n_out);
     fsdp_no_grad_end();
     if (s != FSDP_OK && !fsdp_error())
-        fsdp__fail(s, "%s: its forward failed: %s", f->name, fsdp_status_name(s));
+        fsdp__fail(s, "%s: its forward failed: %s", n->name, fsdp_status_name(s));
     if (s == FSDP_OK) s = fsdp_error();
     for (int k = 0; k < n_out && s == FSDP_OK && c->building; k++) {
         if (!out[k] || !fsdp_dtype_is_floating(out[k]->dtype)) continue;

@@ -526,11 +526,14 @@ fsdp_status fsdp_checkpoint(fsdp_checkpoint_fn fn, void *arg, void (*drop_arg)(v
                             fsdp_tensor **in, int n_in, fsdp_tensor **out, int n_out,
                             const fsdp_checkpoint_options *o)
 {
-    for (int k = 0; k < n_out; k++)
+    for (int k = 0; out && k < n_out && k < FSDP_CUSTOM_MAX; k++)
         out[k] = NULL;
     fsdp_status s = fsdp_error();
+    if (s == FSDP_OK && ((n_in > 0 && !in) || (n_out > 0 && !out)))
+        s = fsdp__fail_null("fsdp_checkpoint", n_in > 0 && !in ? "in" : "out");
     if (s == FSDP_OK && !fn) s = fsdp__fail_null("fsdp_checkpoint", "the function");
-    if (s == FSDP_OK && (n_in > FSDP_CUSTOM_MAX || n_out > FSDP_CUSTOM_MAX))
+    if (s == FSDP_OK &&
+        (n_in < 0 || n_out < 0 || n_in > FSDP_CUSTOM_MAX || n_out > FSDP_CUSTOM_MAX))
         s = fsdp__fail(FSDP_INVALID_ARGUMENT,
                        "fsdp_checkpoint: %d inputs and %d outputs; at most %d each", n_in, n_out,
                        FSDP_CUSTOM_MAX);
@@ -548,7 +551,7 @@ fsdp_status fsdp_checkpoint(fsdp_checkpoint_fn fn, void *arg, void (*drop_arg)(v
         fsdp__recompute_end(f, s);
     else if (drop_arg)
         drop_arg(arg);
-    for (int k = 0; k < n_out && s != FSDP_OK; k++)
+    for (int k = 0; out && k < n_out && k < FSDP_CUSTOM_MAX && s != FSDP_OK; k++)
         out[k] = NULL;
     return s;
 }

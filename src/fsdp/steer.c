@@ -249,8 +249,15 @@ fsdp_status fsdp_share_comm_ctx(fsdp_module *const *list, int n)
     if (n < 0 || (n > 0 && !list))
         return fsdp__fail(FSDP_INVALID_ARGUMENT, "fsdp_share_comm_ctx: %d modules at NULL", n);
     fsdp__tree *first = NULL, *t;
-    for (int i = 0; i < n; i++) /* all of them before any changes */
+    for (int i = 0; i < n; i++) { /* all of them before any changes */
         FSDP_TRY(tree_of(list[i], "fsdp_share_comm_ctx", &t));
+        if (t->root != list[i])
+            return fsdp__fail(FSDP_INVALID_ARGUMENT,
+                              "fsdp_share_comm_ctx: \"%s\" (number %d) is inside the root \"%s\" "
+                              "(%s); give roots only",
+                              fsdp_module_name(list[i]), i, fsdp_module_name(t->root),
+                              t->root->type);
+    }
     for (int i = 0; i < n; i++) {
         FSDP_TRY(tree_of(list[i], "fsdp_share_comm_ctx", &t));
         if (!first) first = t;

@@ -21,6 +21,10 @@ static fsdp_tensor *make(const int64_t *sizes, fsdp_dtype t)
 fsdp_kv_cache *fsdp_kv_cache_create(const fsdp_model_config *c, int64_t batch, int64_t max_len,
                                     fsdp_dtype t)
 {
+    if (!c) {
+        fsdp__fail_null("fsdp_kv_cache_create", "the config");
+        return NULL;
+    }
     if (batch < 1 || max_len < 1 || !fsdp_dtype_is_floating(t)) {
         fsdp__fail(FSDP_INVALID_ARGUMENT,
                    "a key-value cache for %lld sequences of %lld tokens in %s; expected 1 or more "

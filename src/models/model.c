@@ -247,6 +247,10 @@ fsdp_status fsdp_model_set_cache(fsdp_module *model, fsdp_kv_cache *kv)
 
 double fsdp_model_flops_per_token(const fsdp_model_config *c, int64_t seq_len)
 {
+    if (!c) {
+        fsdp__fail_null("fsdp_model_flops_per_token", "the config");
+        return NAN;
+    }
     double D = (double)c->hidden_size, F = (double)c->intermediate_size, T = (double)seq_len;
     double q = (double)(c->num_heads * c->head_dim), kv = (double)(c->num_kv_heads * c->head_dim);
     double mlp = (c->family == FSDP_GPT2 ? 2.0 : 3.0) * D * F;

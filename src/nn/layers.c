@@ -129,8 +129,16 @@ static fsdp_tensor *layer_norm_forward(fsdp_module *self, fsdp_tensor *x)
     return fsdp_layer_norm(x, fsdp_param_tensor(l->weight), fsdp_param_tensor(l->bias), l->value);
 }
 
+static bool eps_fits(const char *what, double eps)
+{
+    if (eps >= 0 && isfinite(eps)) return true;
+    fsdp__fail(FSDP_INVALID_ARGUMENT, "%s: eps %g; expected a finite number from 0", what, eps);
+    return false;
+}
+
 fsdp_module *fsdp_rms_norm_create(int64_t dim, double eps)
 {
+    if (!eps_fits("fsdp_rms_norm_create", eps)) return NULL;
     layer *l = create("RMSNorm", dim, dim, eps);
     if (!l) return NULL;
     l->base.forward1 = rms_norm_forward;
@@ -141,6 +149,7 @@ fsdp_module *fsdp_rms_norm_create(int64_t dim, double eps)
 
 fsdp_module *fsdp_layer_norm_create(int64_t dim, double eps)
 {
+    if (!eps_fits("fsdp_layer_norm_create", eps)) return NULL;
     layer *l = create("LayerNorm", dim, dim, eps);
     if (!l) return NULL;
     l->base.forward1 = layer_norm_forward;

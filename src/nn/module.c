@@ -128,6 +128,12 @@ fsdp_module *fsdp_module_add(fsdp_module *m, const char *name, fsdp_module *chil
         fsdp_module_free(child);
         return NULL;
     }
+    if (child == root_of(m)) { /* which stays: m is a part of it */
+        fsdp__fail(FSDP_INVALID_ARGUMENT,
+                   "fsdp_module_add: the child is %s; a module cannot hold itself",
+                   child == m ? "the module" : "above the module");
+        return NULL;
+    }
     struct fsdp__module *in = m->in;
     fsdp_status s = FSDP_OK;
     if (bad_name(m, name) || late(m, name, child) != FSDP_OK)
@@ -168,6 +174,10 @@ const char *fsdp_module_name(const fsdp_module *m)
 fsdp_module *fsdp_module_find(fsdp_module *m, const char *name)
 {
     const char *at = name;
+    if (m && !name) {
+        fsdp__fail_null("fsdp_module_find", "the name");
+        return NULL;
+    }
     while (m && *at) {
         size_t n = strcspn(at, ".");
         fsdp_module *next = NULL;
@@ -394,6 +404,7 @@ static fsdp_status walk(fsdp_module *m, fsdp__str *prefix, fsdp_param_list *l, i
 
 fsdp_status fsdp_module_params(fsdp_module *m, fsdp_param_list *out)
 {
+    if (!out) return fsdp__fail_null("fsdp_module_params", "the place for the list");
     *out = (fsdp_param_list){0};
     if (!m) return fsdp__fail_null("fsdp_module_params", "the module");
     fsdp__str prefix = {0};
@@ -406,6 +417,7 @@ fsdp_status fsdp_module_params(fsdp_module *m, fsdp_param_list *out)
 
 void fsdp_param_list_free(fsdp_param_list *l)
 {
+    if (!l) return;
     for (int64_t i = 0; i < l->count; i++)
         free(l->items[i].name);
     free(l->items);

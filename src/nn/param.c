@@ -24,8 +24,16 @@ static fsdp_tensor *make_tensor(fsdp_dtype t, int ndim, const int64_t *sizes, fs
     return x;
 }
 
+static fsdp_status check_rule(const char *what, fsdp_init_rule r)
+{
+    if ((int)r.kind >= FSDP_INIT_ZEROS && r.kind <= FSDP_INIT_UNIFORM) return FSDP_OK;
+    return fsdp__fail(FSDP_INVALID_ARGUMENT, "%s: rule of kind %d; expected one of fsdp_init_kind",
+                      what, (int)r.kind);
+}
+
 fsdp_param *fsdp_param_create(fsdp_dtype t, int ndim, const int64_t *sizes, fsdp_init_rule init)
 {
+    if (check_rule("fsdp_param_create", init) != FSDP_OK) return NULL;
     fsdp_param *p = fsdp__calloc(1, sizeof *p, "a parameter");
     if (!p) return NULL;
     p->refs = 1;
@@ -255,7 +263,7 @@ fsdp_status fsdp_zero_grad(fsdp_module *m)
 
 void fsdp_module_set_init(fsdp_module *m, fsdp_init_rule rule)
 {
-    if (!m) return;
+    if (!m || check_rule("fsdp_module_set_init", rule) != FSDP_OK) return;
     for (int64_t i = 0; i < m->in->n_params; i++)
         if (m->in->params[i].param->ndim >= 2 && !strcmp(m->in->params[i].name, "weight"))
             m->in->params[i].param->init = rule;

@@ -4,6 +4,7 @@
  */
 #include <math.h>
 
+#include "base/error.h"
 #include "fsdp/optim.h"
 
 #ifndef M_PI
@@ -12,6 +13,10 @@
 
 double fsdp_schedule_factor(const fsdp_schedule *s, int64_t step)
 {
+    if (!s) {
+        fsdp__fail_null("fsdp_schedule_factor", "the schedule");
+        return NAN;
+    }
     int64_t total = s->total_steps, warm = s->warmup_steps < total ? s->warmup_steps : total;
     if (step < warm) return (double)(step + 1) / (double)warm;
     int64_t decay = total - warm;

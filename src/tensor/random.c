@@ -25,6 +25,10 @@ fsdp_status fsdp_random_set(uint64_t seed, uint64_t step, const uint64_t *sample
 {
     fsdp__random *r = fsdp__random_get();
     if (!r) return fsdp_error();
+    if (n < 0 || (n > 0 && !sample_ids))
+        return fsdp__fail(FSDP_INVALID_ARGUMENT, "fsdp_random_set: %lld sample ids%s; expected %s",
+                          (long long)n, n < 0 ? "" : " at NULL",
+                          n < 0 ? "0 (none) or more" : "an array of them");
     uint64_t *ids = NULL;
     if (n > 0) {
         ids = fsdp__calloc((size_t)n, sizeof *ids, "sample ids");
@@ -33,7 +37,7 @@ fsdp_status fsdp_random_set(uint64_t seed, uint64_t step, const uint64_t *sample
     }
     free(r->ids);
     r->ids = ids;
-    r->n_ids = n > 0 ? n : 0;
+    r->n_ids = n;
     r->seed = seed;
     r->step = step;
     r->calls = 0;

@@ -135,6 +135,10 @@ fsdp_tensor *fsdp__tensor_own(fsdp_tensor *t)
 
 void fsdp_set(fsdp_tensor **x, fsdp_tensor *y)
 {
+    if (!x) {
+        fsdp__fail_null("fsdp_set", "the place of the tensor");
+        return;
+    }
     fsdp_tensor *old = *x;
     *x = y;
     if (!old || old == y) return;

@@ -216,6 +216,10 @@ static fsdp_tensor *random_tensor(fsdp_dtype t, int ndim, const int64_t *sizes, 
                                   const char *name,
                                   void (*fill)(uint64_t, uint64_t, float *, size_t))
 {
+    if (!name) {
+        fsdp__fail_null("random numbers", "the name that they are a function of");
+        return NULL;
+    }
     fsdp_tensor *x = fsdp_empty(t, ndim, sizes);
     if (!x || !x->st->data) return x;
     uint64_t key = fsdp__rng_mix_str(fsdp__rng_key(seed), name);
@@ -370,6 +374,10 @@ fsdp_status fsdp__tensor_writable(const fsdp_tensor *t, const char *what)
 double fsdp_at(const fsdp_tensor *t, const int64_t *index)
 {
     if (!t || fsdp__tensor_readable(t, "fsdp_at") != FSDP_OK) return NAN;
+    if (!index && t->ndim > 0) {
+        fsdp__fail_null("fsdp_at", "the index");
+        return NAN;
+    }
     int64_t at = t->offset;
     for (int i = 0; i < t->ndim; i++) {
         if (index[i] < 0 || index[i] >= t->size[i]) {
@@ -401,7 +409,7 @@ double fsdp_item(const fsdp_tensor *t)
 
 fsdp_status fsdp_to_doubles(const fsdp_tensor *t, double *out)
 {
-    if (!t) return fsdp__fail_null("fsdp_to_doubles", "the tensor");
+    if (!t || !out) return fsdp__fail_null("fsdp_to_doubles", t ? "the place" : "the tensor");
     FSDP_TRY(fsdp__tensor_readable(t, "fsdp_to_doubles"));
     int64_t strides[FSDP_MAX_DIMS];
     fsdp__contiguous_strides(t->ndim, t->size, strides);

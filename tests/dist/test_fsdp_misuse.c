@@ -270,10 +270,43 @@ static fsdp_status settings(void *arg)
     return FSDP_OK;
 }
 
+/* A module inside another of the list, in both orders; nothing is modified by it. */
+static fsdp_status shared(void *arg)
+{
+    (void)arg;
+    pair p, q;
+    EXPECT(make(&p, 0) == FSDP_OK && make(&q, 0) == FSDP_OK);
+    fsdp_module *in_front[] = {p.a, p.root}, *behind[] = {p.root, p.a}, *none[] = {q.root, NULL};
+    fsdp_module *roots[] = {p.root, q.root};
+    fsdp_share_comm_ctx(in_front, 2);
+    FSDP_TRY(check_failed(FSDP_INVALID_ARGUMENT, "\"a\" is inside the sharded Sequential"));
+    fsdp_share_comm_ctx(behind, 2);
+    FSDP_TRY(check_failed(FSDP_INVALID_ARGUMENT, "\"a\" (number 1) is inside the root"));
+    fsdp_share_comm_ctx(none, 2);
+    FSDP_TRY(check_failed(FSDP_INVALID_ARGUMENT, "NULL"));
+    EXPECT(fsdp_share_comm_ctx(roots, 2) == FSDP_OK);
+    fsdp_scope *scope = fsdp_scope_begin();
+    EXPECT(fsdp_backward(fsdp_add(loss_of(p.root), loss_of(q.root))) == FSDP_OK);
+    fsdp_scope_end(scope);
+    fsdp_module_free(p.root);
+    fsdp_module_free(q.root);
+    return FSDP_OK;
+}
+
 static void test_settings(void **state)
 {
     (void)state;
     check_ok(fsdp_run_threads(1, settings, NULL));
+    check_ok(fsdp_run_threads(1, shared, NULL));
+}
+
+static void test_models(void **state)
+{
+    (void)state;
+    assert_true(isnan(fsdp_model_flops_per_token(NULL, 1)));
+    check_error(FSDP_INVALID_ARGUMENT, "fsdp_model_flops_per_token");
+    assert_null(fsdp_kv_cache_create(NULL, 1, 1, FSDP_F32));
+    check_error(FSDP_INVALID_ARGUMENT, "fsdp_kv_cache_create");
 }
 
 /* ---- collectives that fail without a word
@@ -325,9 +358,10 @@ static void test_collectives(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_freed),    cmocka_unit_test(test_grown),
-        cmocka_unit_test(test_averaged), cmocka_unit_test(test_options),
-        cmocka_unit_test(test_settings), cmocka_unit_test(test_collectives),
+        cmocka_unit_test(test_freed),       cmocka_unit_test(test_grown),
+        cmocka_unit_test(test_averaged),    cmocka_unit_test(test_options),
+        cmocka_unit_test(test_settings),    cmocka_unit_test(test_models),
+        cmocka_unit_test(test_collectives),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -235,7 +235,7 @@ static fsdp_status silent(void *arg)
     static const char *const texts[] = {
         "the custom all-gather of unit \"\" returned", "the custom reduce-scatter of unit \"\"",
         "the gather extension's pre of weight returned", "the gather extension's post of weight",
-        "backward failed: "};
+        "a hook of weight (fsdp_register_post_accumulate_hook) returned"};
     fsdp_module *m = fsdp_linear_create(3, 4, 0);
     EXPECT(m && fsdp_fully_shard(m, NULL) == FSDP_OK && fsdp_reset_parameters(m, 1) == FSDP_OK);
     fsdp_custom_all_gather g = {NULL, silent_collective, NULL};

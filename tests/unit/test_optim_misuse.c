@@ -204,12 +204,145 @@ static void test_optimizer(void **state)
     fsdp_module_free(m);
 }
 
+/* ---- NULL, and numbers that mean nothing -------------------------------------------------------
+ */
+
+static void test_tensors(void **state)
+{
+    (void)state;
+    fsdp_scope *scope = fsdp_scope_begin();
+    fsdp_tensor *t = fsdp_full(FSDP_F32, 2, SIZES(2, 3), 1.0);
+    assert_null(fsdp_randn(FSDP_F32, 2, SIZES(2, 3), 1, NULL));
+    check_error(FSDP_INVALID_ARGUMENT, "the name");
+    assert_null(fsdp_rand(FSDP_F32, 2, SIZES(2, 3), 1, NULL));
+    check_error(FSDP_INVALID_ARGUMENT, "the name");
+    fsdp_set(NULL, t);
+    check_error(FSDP_INVALID_ARGUMENT, "fsdp_set");
+    assert_true(isnan(fsdp_at(t, NULL)));
+    check_error(FSDP_INVALID_ARGUMENT, "fsdp_at");
+    assert_true(fsdp_at(fsdp_scalar(FSDP_F32, 2), NULL) == 2); /* no dims, no numbers */
+    fsdp_to_doubles(t, NULL);
+    check_error(FSDP_INVALID_ARGUMENT, "fsdp_to_doubles");
+    fsdp_random_set(1, 1, NULL, 3);
+    check_error(FSDP_INVALID_ARGUMENT, "3 sample ids at NULL");
+    fsdp_random_set(1, 1, NULL, -3);
+    check_error(FSDP_INVALID_ARGUMENT, "-3 sample ids");
+    check_ok(fsdp_random_set(1, 1, NULL, 0));
+    fsdp_scope_end(scope);
+}
+
+static fsdp_status hand_through(fsdp_function_context *c, fsdp_tensor **in, int n_in,
+                                fsdp_tensor **out, int n_out)
+{
+    (void)c;
+    (void)n_in;
+    (void)n_out;
+    out[0] = in[0];
+    return FSDP_OK;
+}
+
+static int dropped;
+
+static void count_drop(void *arg)
+{
+    (void)arg;
+    dropped++;
+}
+
+static fsdp_status run(void *arg, fsdp_tensor **in, int n_in, fsdp_tensor **out, int n_out)
+{
+    (void)arg;
+    return hand_through(NULL, in, n_in, out, n_out);
+}
+
+static void test_functions(void **state)
+{
+    (void)state;
+    fsdp_scope *scope = fsdp_scope_begin();
+    fsdp_tensor *in[FSDP_CUSTOM_MAX] = {fsdp_full(FSDP_F32, 1, SIZES(2), 1.0)}, *out[9] = {NULL};
+    fsdp_function f = {"f", hand_through, hand_through, count_drop}, half = f;
+    dropped = 0;
+    out[8] = in[0]; /* of nobody's business */
+    fsdp_function_apply(&f, NULL, in, 99, out, 99);
+    check_error(FSDP_INVALID_ARGUMENT, "f: 99 inputs and 99 outputs; at most 8 each");
+    assert_ptr_equal(out[8], in[0]);
+    fsdp_function_apply(&f, NULL, in, -1, out, 1);
+    check_error(FSDP_INVALID_ARGUMENT, "f: -1 inputs");
+    fsdp_function_apply(&f, NULL, NULL, 1, out, 1);
+    check_error(FSDP_INVALID_ARGUMENT, "the inputs");
+    fsdp_function_apply(&f, NULL, in, 1, NULL, 1);
+    check_error(FSDP_INVALID_ARGUMENT, "the place for outputs");
+    half.forward = NULL;
+    fsdp_function_apply(&half, NULL, in, 1, out, 1);
+    check_error(FSDP_INVALID_ARGUMENT, "its forward");
+    half = f;
+    half.backward = NULL;
+    fsdp_function_apply(&half, NULL, in, 1, out, 1);
+    check_error(FSDP_INVALID_ARGUMENT, "its backward");
+    assert_int_equal(dropped, 6); /* each argument's life has ended */
+    fsdp_function_apply(NULL, NULL, in, 1, out, 1);
+    check_error(FSDP_INVALID_ARGUMENT, "the function");
+    fsdp_function_save(NULL, in[0]);
+    check_error(FSDP_INVALID_ARGUMENT, "the context");
+    assert_null(fsdp_function_saved(NULL, 0));
+    assert_null(fsdp_function_arg(NULL));
+    assert_int_equal(fsdp_function_wants(NULL, 0), 0);
+    f.name = NULL;
+    check_ok(fsdp_function_apply(&f, NULL, in, 1, out, 1));
+    fsdp_checkpoint(run, NULL, count_drop, in, 99, out, 99, NULL);
+    check_error(FSDP_INVALID_ARGUMENT, "99 inputs");
+    assert_ptr_equal(out[8], in[0]);
+    fsdp_checkpoint(run, NULL, count_drop, NULL, 1, out, 1, NULL);
+    check_error(FSDP_INVALID_ARGUMENT, "fsdp_checkpoint");
+    fsdp_checkpoint(run, NULL, count_drop, in, 1, NULL, 1, NULL);
+    check_error(FSDP_INVALID_ARGUMENT, "fsdp_checkpoint");
+    assert_int_equal(dropped, 10);
+    fsdp_scope_end(scope);
+}
+
+static void test_tree(void **state)
+{
+    (void)state;
+    fsdp_module *m = fsdp_sequential_create();
+    fsdp_module *child = fsdp_module_add(m, "a", fsdp_sequential_create());
+    fsdp_module *leaf = fsdp_module_add(child, "b", fsdp_linear_create(2, 3, 0));
+    check_tensor(leaf);
+    fsdp_module *holders[] = {m, child, leaf};
+    for (int i = 0; i < 3; i++) {
+        assert_null(fsdp_module_add(holders[i], "cycle", m));
+        check_error(FSDP_INVALID_ARGUMENT, "a module cannot hold itself");
+    }
+    assert_int_equal(fsdp_module_numel(m), 6);
+    assert_null(fsdp_module_find(m, NULL));
+    check_error(FSDP_INVALID_ARGUMENT, "fsdp_module_find");
+    fsdp_module_params(m, NULL);
+    check_error(FSDP_INVALID_ARGUMENT, "fsdp_module_params");
+    fsdp_param_list_free(NULL);
+    fsdp_init_rule rule = {(fsdp_init_kind)9, 0, 0};
+    fsdp_module_set_init(m, rule);
+    check_error(FSDP_INVALID_ARGUMENT, "rule of kind 9");
+    assert_null(fsdp_param_create(FSDP_F32, 1, SIZES(2), rule));
+    check_error(FSDP_INVALID_ARGUMENT, "rule of kind 9");
+    check_ok(fsdp_reset_parameters(m, 1));
+    const double eps[] = {-1, NAN, INFINITY};
+    for (int i = 0; i < 3; i++) {
+        assert_null(fsdp_rms_norm_create(4, eps[i]));
+        check_error(FSDP_INVALID_ARGUMENT, "fsdp_rms_norm_create: eps");
+        assert_null(fsdp_layer_norm_create(4, eps[i]));
+        check_error(FSDP_INVALID_ARGUMENT, "fsdp_layer_norm_create: eps");
+    }
+    assert_true(isnan(fsdp_schedule_factor(NULL, 1)));
+    check_error(FSDP_INVALID_ARGUMENT, "fsdp_schedule_factor");
+    fsdp_module_free(m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_null),      cmocka_unit_test(test_counts),
         cmocka_unit_test(test_silent),    cmocka_unit_test(test_freed),
-        cmocka_unit_test(test_optimizer),
+        cmocka_unit_test(test_optimizer), cmocka_unit_test(test_tensors),
+        cmocka_unit_test(test_functions), cmocka_unit_test(test_tree),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

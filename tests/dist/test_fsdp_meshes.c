@@ -28,6 +28,7 @@ typedef struct job {
     double factor;  /* by which gradients are divided; 0: default */
     double largest; /* of the gradients before the clipping of step 0 */
     int shared;     /* block 1 has block 0's weight of up */
+    int twice;      /* each block runs twice */
     int ahead[2];   /* of block 1 on rank 0: of its own mesh, and of others */
     int reductions[RANKS], gathers[RANKS]; /* of block 0 in a step, on a rank */
 } job;
@@ -105,10 +106,22 @@ static fsdp_tensor *shared_forward(fsdp_module *self, fsdp_tensor *x)
     return fsdp_add(x, fsdp_call(b->down, fsdp_gelu(fsdp_add(fsdp_call(b->up, h), other))));
 }
 
+/* in, each block twice, norm, head. */
+static fsdp_tensor *twice_forward(fsdp_module *self, fsdp_tensor *x, fsdp_tensor *y)
+{
+    net *n = (net *)self;
+    fsdp_tensor *h = fsdp_call(n->in, x);
+    for (int i = 0; i < 2 * n->n_blocks; i++)
+        h = fsdp_call(n->block[i / 2], h);
+    h = fsdp_call(n->head, fsdp_call(n->norm, h));
+    return fsdp_mse_loss(h, y, FSDP_REDUCE_MEAN);
+}
+
 /* Block 1 has the weight of block 0 too. */
 static fsdp_status share(net_run *r, net *n)
 {
     const job *j = r->arg;
+    if (j->twice) n->base.forward2 = twice_forward;
     if (!j->shared) return FSDP_OK;
     fsdp_param *w = fsdp_module_param(((net_block *)n->block[0])->up, "weight");
     n->block[1]->forward1 = shared_forward;
@@ -257,6 +270,46 @@ static void test_microbatches(void **state)
         }
         net_free(&one);
     }
+}
+
+/* What is on other meshes is reduced when the module's others are: after each pass. */
+static void test_passes(void **state)
+{
+    (void)state;
+    job base = {.twice = 1}, j = {.split = MLP, .twice = 1};
+    net_run one = plain(run_of(&base), &base);
+    compare(run_of(&j), &one, "two passes");
+    for (int rank = 0; rank < RANKS; rank++)
+        assert_int_equal(j.reductions[rank], STEPS * 2 * 2);
+    net_free(&one);
+}
+
+/* Between forward and backward all meshes of a module keep 1/k, where they are cut over more. */
+static fsdp_status parts(void *arg)
+{
+    (void)arg;
+    net *n = net_create(2);
+    job j = {.split = WIDE};
+    net_run r = run_of(&j);
+    fsdp_shard_options o = fsdp_shard_defaults(NULL);
+    o.reshard_ranks = 2;
+    EXPECT(n && shard(&r, n, &o) == FSDP_OK && fsdp_reset_parameters(&n->base, 1) == FSDP_OK);
+    fsdp_scope *scope = fsdp_scope_begin();
+    fsdp_tensor *loss = fsdp_call2(&n->base, fsdp_zeros(FSDP_F32, 2, SIZES(2, NET_IN)),
+                                   fsdp_zeros(FSDP_F32, 2, SIZES(2, 1)));
+    const fsdp__unit *host = fsdp__unit_of(n->block[0]), *other = host->tied[0];
+    EXPECT(loss && host->state == FSDP__PART && other->state == FSDP__PART);
+    EXPECT(fsdp_reshard(n->block[0]) == FSDP_OK);
+    EXPECT(host->state == FSDP__SHARDED && other->state == FSDP__SHARDED);
+    fsdp_scope_end(scope);
+    fsdp_module_free(&n->base);
+    return FSDP_OK;
+}
+
+static void test_parts(void **state)
+{
+    (void)state;
+    check_ok(fsdp_run_threads(RANKS, parts, NULL));
 }
 
 /* A module that is gathered ahead is so on all its meshes, with one place of the limit. */
@@ -520,6 +573,7 @@ int main(void)
         cmocka_unit_test(test_parity),       cmocka_unit_test(test_parity_of_others),
         cmocka_unit_test(test_microbatches), cmocka_unit_test(test_factor),
         cmocka_unit_test(test_errors),       cmocka_unit_test(test_by_hand),
+        cmocka_unit_test(test_passes),       cmocka_unit_test(test_parts),
         cmocka_unit_test(test_ahead),        cmocka_unit_test(test_checkpoint),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

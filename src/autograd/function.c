@@ -91,7 +91,7 @@ static fsdp_status check_function(const fsdp_function *f, fsdp_tensor **in, int 
 fsdp_status fsdp_function_apply(const fsdp_function *f, void *arg, fsdp_tensor **in, int n_in,
                                 fsdp_tensor **out, int n_out)
 {
-    for (int k = 0; out && k < n_out && k < FSDP_CUSTOM_MAX; k++)
+    for (int k = 0; out && n_out <= FSDP_CUSTOM_MAX && k < n_out; k++)
         out[k] = NULL;
     if (check_function(f, in, n_in, out, n_out) != FSDP_OK) {
         if (f && f->drop) f->drop(arg);

@@ -526,7 +526,7 @@ fsdp_status fsdp_checkpoint(fsdp_checkpoint_fn fn, void *arg, void (*drop_arg)(v
                             fsdp_tensor **in, int n_in, fsdp_tensor **out, int n_out,
                             const fsdp_checkpoint_options *o)
 {
-    for (int k = 0; out && k < n_out && k < FSDP_CUSTOM_MAX; k++)
+    for (int k = 0; out && n_out <= FSDP_CUSTOM_MAX && k < n_out; k++)
         out[k] = NULL;
     fsdp_status s = fsdp_error();
     if (s == FSDP_OK && ((n_in > 0 && !in) || (n_out > 0 && !out)))
@@ -551,7 +551,7 @@ fsdp_status fsdp_checkpoint(fsdp_checkpoint_fn fn, void *arg, void (*drop_arg)(v
         fsdp__recompute_end(f, s);
     else if (drop_arg)
         drop_arg(arg);
-    for (int k = 0; out && k < n_out && k < FSDP_CUSTOM_MAX && s != FSDP_OK; k++)
+    for (int k = 0; out && n_out <= FSDP_CUSTOM_MAX && k < n_out && s != FSDP_OK; k++)
         out[k] = NULL;
     return s;
 }

@@ -259,13 +259,13 @@ static void test_functions(void **state)
 {
     (void)state;
     fsdp_scope *scope = fsdp_scope_begin();
-    fsdp_tensor *in[FSDP_CUSTOM_MAX] = {fsdp_full(FSDP_F32, 1, SIZES(2), 1.0)}, *out[9] = {NULL};
+    fsdp_tensor *in[FSDP_CUSTOM_MAX] = {fsdp_full(FSDP_F32, 1, SIZES(2), 1.0)}, *out[1] = {NULL};
     fsdp_function f = {"f", hand_through, hand_through, count_drop}, half = f;
     dropped = 0;
-    out[8] = in[0]; /* of nobody's business */
+    out[0] = in[0]; /* one place, whatever is said of it: nothing is written */
     fsdp_function_apply(&f, NULL, in, 99, out, 99);
     check_error(FSDP_INVALID_ARGUMENT, "f: 99 inputs and 99 outputs; at most 8 each");
-    assert_ptr_equal(out[8], in[0]);
+    assert_ptr_equal(out[0], in[0]);
     fsdp_function_apply(&f, NULL, in, -1, out, 1);
     check_error(FSDP_INVALID_ARGUMENT, "f: -1 inputs");
     fsdp_function_apply(&f, NULL, NULL, 1, out, 1);
@@ -291,7 +291,7 @@ static void test_functions(void **state)
     check_ok(fsdp_function_apply(&f, NULL, in, 1, out, 1));
     fsdp_checkpoint(run, NULL, count_drop, in, 99, out, 99, NULL);
     check_error(FSDP_INVALID_ARGUMENT, "99 inputs");
-    assert_ptr_equal(out[8], in[0]);
+    assert_ptr_equal(out[0], in[0]);
     fsdp_checkpoint(run, NULL, count_drop, NULL, 1, out, 1, NULL);
     check_error(FSDP_INVALID_ARGUMENT, "fsdp_checkpoint");
     fsdp_checkpoint(run, NULL, count_drop, in, 1, NULL, 1, NULL);

@@ -48,9 +48,9 @@ struct fsdp_module {
 
 /* size bytes, zeroed, of which the first are fsdp_module. NULL: error kept. */
 FSDP_API fsdp_module *fsdp_module_create(size_t size, const char *type);
-/* Frees m and its children; NULL: nothing. m must not have a parent. A backward
- * that comes later through what a sharded or checkpointed module below made is
- * FSDP_INVALID_STATE. */
+/* Frees m and its children; NULL: nothing. With a parent, which owns it: an
+ * error is kept and nothing is freed. A backward that goes through it later is
+ * an error, of a module that is sharded or checkpointed. */
 FSDP_API void fsdp_module_free(fsdp_module *m);
 /* m owns child from here on, also when this fails (but not what m is a part
  * of, which is refused and stays). Returns child, or NULL.
@@ -207,7 +207,7 @@ FSDP_API fsdp_status fsdp_to_empty(fsdp_module *m, fsdp_device d);
  * same on any number of ranks and under any cut. The library's own layers reset
  * their buffers as well. */
 FSDP_API fsdp_status fsdp_reset_parameters(fsdp_module *m, uint64_t seed);
-/* Drops the gradients. */
+/* Drops the gradients, also those that wait for a reduction. */
 FSDP_API fsdp_status fsdp_zero_grad(fsdp_module *m);
 /* The tree as text: each parameter's global and local shape, placement, dtype
  * and unit. The caller frees it with free. */

@@ -31,6 +31,9 @@ typedef struct fsdp__ckpt_state {
      * leaves them out and notes it; a load of such a save wants them loaded, and the same number.
      * 0: they are saved, and loaded, with the rest. */
     uint64_t base;
+    /* What decides, beside the shapes, what adapters mean ("rank 8, alpha 16, rslora false"); NULL:
+     * there are none. A load wants the same. */
+    const char *adapters;
     /* What else the run has, saved and loaded with the rest; NULL: none. Not owned. */
     fsdp_ema *ema;
     fsdp_grad_scaler *scaler;

@@ -3,7 +3,7 @@
  *
  *     "version": 1, "step": 500, "samples": 4000, "optimizer_steps": 499,
  *     "optimizer_states": ["exp_avg", "exp_avg_sq"], "param_groups": [{"pattern": "*norm*", ...}],
- *     "base": "0123456789abcdef" (frozen parameters are elsewhere),
+ *     "base": "0123456789abcdef" (frozen parameters are elsewhere), "adapters": "rank 8, ...",
  *     "skipped": 1, "skipped_in_row": 0, "ema": {"updates": 499},
  *     "grad_scaler": {"scale": 65536.0, "growth_tracker": 12}
  */
@@ -65,6 +65,7 @@ fsdp_status fsdp__ckpt_index_put(json_t *root, const fsdp_optimizer *opt, const 
         snprintf(text, sizeof text, "%016" PRIx64, s->base);
         bad |= json_object_set_new(root, "base", json_string(text));
     }
+    if (s->adapters) bad |= json_object_set_new(root, "adapters", json_string(s->adapters));
     if (s->has_schedule) bad |= json_object_set_new(root, "schedule", schedule_json(&s->schedule));
     if (s->ema)
         bad |= json_object_set_new(
@@ -167,6 +168,18 @@ static fsdp_status take_base(const fsdp__json_at *at, const char *path, const fs
                       path, text, s->base);
 }
 
+static fsdp_status compare_adapters(const fsdp__json_at *at, const char *path,
+                                    const fsdp__ckpt_state *s)
+{
+    const char *then = NULL;
+    FSDP_TRY(fsdp__json_string(at, "adapters", &then));
+    if (then ? s->adapters && !strcmp(then, s->adapters) : !s->adapters) return FSDP_OK;
+    return fsdp__fail(FSDP_INVALID_DATA,
+                      "%s: adapters: %s; this run: %s. Set the lora section as it was, or choose "
+                      "another job.dump_folder",
+                      path, then ? then : "none", s->adapters ? s->adapters : "none");
+}
+
 static fsdp_status take_parts(const fsdp__json_at *at, const char *path, const fsdp__ckpt_state *s,
                               fsdp__ckpt_index *out)
 {
@@ -213,6 +226,7 @@ fsdp_status fsdp__ckpt_index_take(const json_t *root, const char *path, const fs
     if (version != 1) return fsdp__json_fail(FSDP_UNSUPPORTED, &at, "version", "1");
     FSDP_TRY(take_states(root, path, opt));
     FSDP_TRY(compare_groups(root, path, opt));
+    FSDP_TRY(compare_adapters(&at, path, s));
     FSDP_TRY(take_base(&at, path, s, out));
     FSDP_TRY(take_schedule(&at, out));
     return take_parts(&at, path, s, out);

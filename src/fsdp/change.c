@@ -27,7 +27,7 @@ static fsdp_status idle(const fsdp__fparam *p, const char *what)
     if (p->got_grad || p->has_sum || u->stage != FSDP__REDUCE_NONE)
         return fsdp__fail(FSDP_INVALID_STATE,
                           "%s: %s has gradients that are not reduced yet; finish the step first, "
-                          "or call fsdp_zero_grad after one with requires_gradient_sync on",
+                          "or call fsdp_zero_grad",
                           what, name);
     return FSDP_OK;
 }
@@ -161,4 +161,27 @@ static fsdp_status replace(void *shard, fsdp_param *by)
     return FSDP_OK;
 }
 
-const fsdp__shard_ops fsdp__shard_ops_of_units = {to_dtype, replace};
+/* ---- gradients that are not the shard's yet --------------------------------------------- */
+
+static bool unreduced(const void *shard)
+{
+    const fsdp__fparam *p = shard;
+    if (p->unit->stage != FSDP__REDUCE_NONE) return false; /* on its way */
+    return p->got_grad || p->summed || (p->unit->leaves > 0 && p->param->requires_grad);
+}
+
+static void drop_unreduced(void *shard)
+{
+    fsdp__fparam *p = shard;
+    fsdp__unit *u = p->unit;
+    if (!unreduced(shard)) return;
+    fsdp__storage_empty(p->grad->st);
+    p->got_grad = p->summed = false;
+    fsdp__leaves_drop(u);
+    bool any = false;
+    for (int i = 0; i < u->n_params; i++)
+        any = any || u->params[i].summed;
+    if (!any) fsdp__sums_drop(u);
+}
+
+const fsdp__shard_ops fsdp__shard_ops_of_units = {to_dtype, replace, unreduced, drop_unreduced};

@@ -114,7 +114,8 @@ static fsdp_status by_record(fsdp__tree *t, fsdp__unit *u)
 static fsdp_status by_list(const fsdp__unit *u, int direction)
 {
     for (int i = 0; i < u->n_lists[direction]; i++) {
-        fsdp__unit *next = u->lists[direction][i];
+        fsdp__unit *next = u->lists[direction][i]->of;
+        if (!next) continue; /* it was freed */
         if (next->tree != u->tree)
             return fsdp__fail(FSDP_INVALID_STATE,
                               "unit \"%s\" is in the %s prefetch list of \"%s\" and does not run "

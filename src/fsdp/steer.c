@@ -177,20 +177,23 @@ fsdp_status fsdp_set_unshard_in_backward(fsdp_module *m, int on)
 static fsdp_status set_list(fsdp_module *m, const char *what, fsdp_module *const *list, int n,
                             int direction)
 {
-    fsdp__unit *u, **units = NULL;
+    fsdp__unit *u, *each = NULL;
+    fsdp__life **units = NULL;
     FSDP_TRY(fsdp__unit_need(m, what, &u));
     if (n < 0 || (n > 0 && !list))
         return fsdp__fail(FSDP_INVALID_ARGUMENT, "%s: %d modules at NULL", what, n);
     if (n > 0 && !(units = fsdp__calloc((size_t)n, sizeof *units, "a prefetch list")))
         return fsdp_error();
     for (int i = 0; i < n; i++)
-        if ((list[i] ? fsdp__unit_need(list[i], what, &units[i])
+        if ((list[i] ? fsdp__unit_need(list[i], what, &each)
                      : fsdp__fail(FSDP_INVALID_ARGUMENT, "%s: module %d of the list is NULL", what,
-                                  i)) != FSDP_OK) {
-            free(units);
+                                  i)) == FSDP_OK) {
+            units[i] = fsdp__life_retain(each->life);
+        } else {
+            fsdp__lives_free(units, i);
             return fsdp_error();
         }
-    free(u->lists[direction]);
+    fsdp__lives_free(u->lists[direction], u->n_lists[direction]);
     u->lists[direction] = units;
     u->n_lists[direction] = n;
     fsdp__tree *t = u->tree;

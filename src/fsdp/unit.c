@@ -195,6 +195,13 @@ fsdp__unit *fsdp__unit_new(const fsdp_shard_options *o, int n)
     return NULL;
 }
 
+void fsdp__lives_free(fsdp__life **list, int n)
+{
+    for (int i = 0; i < n; i++)
+        fsdp__life_release(list[i]);
+    free(list);
+}
+
 void fsdp__unit_free(void *arg)
 {
     fsdp__unit *u = arg;
@@ -237,7 +244,7 @@ void fsdp__unit_free(void *arg)
     fsdp__tied_leave(u);
     fsdp__use_release(u->use);
     for (int k = 0; k < 2; k++)
-        free(u->lists[k]);
+        fsdp__lives_free(u->lists[k], u->n_lists[k]);
     free(u->posts);
     free(u->modules);
     free(u->ran);

@@ -128,7 +128,7 @@ struct fsdp__unit {
     bool pre_backward;  /* an output hook fired in this backward */
     bool post_backward; /* done in this backward */
     int index;          /* in the tree's pre-order */
-    fsdp__unit **lists[2]; /* explicit prefetch: forward, backward; empty: by the rules of order.c */
+    fsdp__life **lists[2]; /* explicit prefetch: forward, backward; empty: by the rules of order.c */
     int n_lists[2];
     int64_t *posts; /* its places in the tree's order of finished forwards, the latest last */
     int64_t n_posts, cap_posts;
@@ -202,6 +202,8 @@ bool fsdp__unit_stale(const fsdp__unit *u);
 fsdp_status fsdp__unit_after_backward(fsdp__unit *u);
 /* With its defaults, and room for n modules; refs n. NULL: error kept. */
 fsdp__unit *fsdp__unit_new(const fsdp_shard_options *o, int n);
+/* A prefetch list. */
+void fsdp__lives_free(fsdp__life **list, int n);
 /* Drops one reference; NULL: nothing. */
 void fsdp__unit_free(void *u);
 void fsdp__event(fsdp__unit *u, fsdp_event_kind k);

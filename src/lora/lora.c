@@ -219,6 +219,12 @@ static fsdp_status check_options(const fsdp_lora_options *o)
                           o->dropout);
     if (!isfinite(o->alpha))
         return fsdp__fail(FSDP_INVALID_ARGUMENT, "lora: alpha %g; expected a number", o->alpha);
+    if (o->n_target_modules < 0 || (o->n_target_modules > 0 && !o->target_modules))
+        return fsdp__fail(FSDP_INVALID_ARGUMENT, "lora: %d target_modules at NULL",
+                          o->n_target_modules);
+    for (int i = 0; i < o->n_target_modules; i++)
+        if (!o->target_modules[i])
+            return fsdp__fail(FSDP_INVALID_ARGUMENT, "lora: target_modules[%d] is NULL", i);
     if (o->n_target_modules && o->target_pattern)
         return fsdp__fail(FSDP_INVALID_ARGUMENT,
                           "lora: target_modules and target_pattern are both set; expected one");

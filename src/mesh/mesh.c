@@ -56,6 +56,9 @@ static void list_choices(int world, int ndim, fsdp__str *out)
 
 static fsdp_status check(int ndim, const int *sizes, const char *const *names)
 {
+    if (!sizes || !names)
+        return fsdp__fail_null("fsdp_mesh_create",
+                               sizes ? "the list of names" : "the list of sizes");
     if (ndim < 1 || ndim > FSDP_MESH_MAX_DIMS)
         return fsdp__fail(FSDP_INVALID_ARGUMENT, "a mesh of %d axes; expected 1 to %d", ndim,
                           FSDP_MESH_MAX_DIMS);
@@ -107,6 +110,12 @@ static void axis_ranks(const fsdp_mesh *m, int a, int *ranks)
 fsdp_mesh *fsdp_mesh_create(fsdp_device d, int ndim, const int *sizes, const char *const *names)
 {
     if (fsdp_error() || check(ndim, sizes, names) != FSDP_OK) return NULL;
+    if (d != FSDP_CPU) {
+        fsdp__fail(FSDP_INVALID_ARGUMENT,
+                   "fsdp_mesh_create: device %d; expected FSDP_CPU, where the ranks compute",
+                   (int)d);
+        return NULL;
+    }
     fsdp_mesh *m = fsdp__calloc(1, sizeof *m, "a mesh");
     int *ranks = fsdp__calloc((size_t)fsdp_world_size(), sizeof *ranks, "a mesh");
     if (!m || !ranks) goto fail;

@@ -31,13 +31,12 @@ fsdp_module *fsdp_module_create(size_t size, const char *type)
     return m;
 }
 
-void fsdp_module_free(fsdp_module *m)
+static void free_tree(fsdp_module *m)
 {
-    if (!m) return;
     struct fsdp__module *in = m->in;
     if (m->destroy) m->destroy(m);
     for (int64_t i = 0; i < in->n_children; i++)
-        fsdp_module_free(in->children[i]);
+        free_tree(in->children[i]);
     if (in->shard && in->shard_free) in->shard_free(in->shard);
     for (int64_t i = 0; i < in->n_params; i++) {
         free(in->params[i].name);
@@ -60,13 +59,25 @@ void fsdp_module_free(fsdp_module *m)
     free(m);
 }
 
+void fsdp_module_free(fsdp_module *m)
+{
+    if (!m) return;
+    if (!m->in->parent) {
+        free_tree(m);
+        return;
+    }
+    fsdp__fail(FSDP_INVALID_ARGUMENT,
+               "fsdp_module_free of \"%s\", which belongs to a %s: free that, and it goes along",
+               m->in->name, m->in->parent->type);
+}
+
 static bool bad_name(const fsdp_module *m, const char *name)
 {
     if (name && *name && !strchr(name, '.')) return false;
     fsdp__fail(FSDP_INVALID_ARGUMENT,
-               "a child or parameter of %s named \"%s\"; expected a name "
+               "a child or parameter of %s named %s%s%s; expected a name "
                "without dots",
-               m->type, name ? name : "(null)");
+               m->type, name ? "\"" : "", name ? name : "NULL", name ? "\"" : "");
     return true;
 }
 

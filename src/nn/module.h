@@ -16,6 +16,9 @@ typedef struct fsdp__shard_ops {
     /* only_ask: says whether it may, and changes nothing. */
     fsdp_status (*to_dtype)(void *shard, fsdp_dtype t, bool only_ask);
     fsdp_status (*replace)(void *shard, fsdp_param *by); /* `by` stands for it from here on */
+    /* Gradients that wait for a reduction: whether there are any, and the end of them. */
+    bool (*unreduced)(const void *shard);
+    void (*drop_unreduced)(void *shard);
 } fsdp__shard_ops;
 
 struct fsdp_param {
@@ -103,6 +106,8 @@ fsdp_status fsdp__module_name_params(fsdp_module *m);
 /* The same, unless nothing was added to the tree since: sharding block by block asks once a block,
  * and each answer would walk the whole tree. */
 fsdp_status fsdp__module_name_new(fsdp_module *m);
+/* Whether p has gradients that wait for a reduction. */
+bool fsdp__param_unreduced(const fsdp_param *p);
 /* Registers another tensor for p; takes its own reference. */
 void fsdp__param_set(fsdp_param *p, fsdp_tensor *t);
 /* What the linear layers of this room are: x (..., in) -> (..., out), their weight stored (out, in),

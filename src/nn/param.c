@@ -257,8 +257,17 @@ fsdp_status fsdp_zero_grad(fsdp_module *m)
     fsdp_status s = FSDP_OK;
     for (int64_t i = 0; i < l.count && s == FSDP_OK; i++)
         s = fsdp_set_grad(fsdp__param_kept(l.items[i].param), NULL);
+    for (int64_t i = 0; i < l.count && s == FSDP_OK; i++) {
+        fsdp_param *p = l.items[i].param;
+        if (p->shard) p->shard_ops->drop_unreduced(p->shard);
+    }
     fsdp_param_list_free(&l);
     return s;
+}
+
+bool fsdp__param_unreduced(const fsdp_param *p)
+{
+    return p->shard && p->shard_ops->unreduced(p->shard);
 }
 
 void fsdp_module_set_init(fsdp_module *m, fsdp_init_rule rule)

@@ -152,9 +152,13 @@ fsdp_status fsdp_grad_norm(fsdp_module *m, double p, double *norm)
     fsdp_param_list l;
     FSDP_TRY(fsdp_module_params(m, &l));
     fsdp_status s = FSDP_OK;
-    int64_t total = 0, at = 0;
+    int64_t total = 0, at = 0, found = 0;
     for (int64_t i = 0; i < l.count && s == FSDP_OK; i++)
         s = fsdp__opt_refuse_early(l.items[i].param, "the norm of all gradients");
+    for (int64_t i = 0; i < l.count; i++)
+        found += fsdp_grad(fsdp__param_kept(l.items[i].param)) != NULL;
+    for (int64_t i = 0; i < l.count && s == FSDP_OK && found == 0; i++)
+        s = fsdp__opt_refuse_unreduced(l.items[i].param, "fsdp_grad_norm");
     for (int64_t i = 0; i < l.count; i++)
         total += rows_of(l.items[i].param);
     double *row = fsdp__calloc(2 * (size_t)total + 1, sizeof *row, "the norm's rows");

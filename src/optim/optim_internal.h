@@ -45,6 +45,9 @@ fsdp_status fsdp__opt_check(const fsdp__opt_slot *s);
 /* The slot's parameter by its gradient, as step number `step`; its memory is made before. */
 fsdp_status fsdp__opt_update(fsdp_optimizer *o, fsdp__opt_slot *s, int64_t step);
 
+/* Refuses `what`, which found no gradient, where that of p waits for a reduction. */
+fsdp_status fsdp__opt_refuse_unreduced(const fsdp_param *p, const char *what);
+
 /* ---- offload.c ---- */
 /* From hold to let the slot's parameter, gradient and state are in memory. */
 fsdp_status fsdp__opt_hold(const fsdp__opt_slot *s);

@@ -198,12 +198,34 @@ fsdp_status fsdp__opt_update(fsdp_optimizer *o, fsdp__opt_slot *s, int64_t step)
     return FSDP_OK;
 }
 
+fsdp_status fsdp__opt_refuse_unreduced(const fsdp_param *p, const char *what)
+{
+    if (!fsdp__param_unreduced(p)) return FSDP_OK;
+    return fsdp__fail(
+        FSDP_INVALID_STATE,
+        "%s finds no gradient, and that of %s was not summed over the ranks yet: turn "
+        "fsdp_set_requires_gradient_sync (and fsdp_set_requires_all_reduce) on for "
+        "the last backward of a step",
+        what, p->name);
+}
+
+/* A step without any gradient is one, unless they only wait for a reduction. */
+static fsdp_status check_reduced(const fsdp_optimizer *o)
+{
+    for (int64_t i = 0; i < o->n; i++)
+        if (o->slots[i].stepped || fsdp_grad(fsdp__param_kept(o->slots[i].param))) return FSDP_OK;
+    for (int64_t i = 0; i < o->n; i++)
+        FSDP_TRY(fsdp__opt_refuse_unreduced(o->slots[i].param, "fsdp_optimizer_step"));
+    return FSDP_OK;
+}
+
 fsdp_status fsdp_optimizer_step(fsdp_optimizer *o)
 {
     if (fsdp_error()) return fsdp_error();
     if (!o) return fsdp__fail(FSDP_INVALID_ARGUMENT, "fsdp_optimizer_step: no optimizer");
     for (int64_t i = 0; i < o->n; i++)
         FSDP_TRY(fsdp__opt_check(&o->slots[i]));
+    FSDP_TRY(check_reduced(o));
     /* All memory first: a step that fails for want of it changes nothing. */
     for (int64_t i = 0; i < o->n; i++)
         for (int k = 0; k < fsdp_optimizer_state_count(o); k++)

@@ -94,6 +94,7 @@ static fsdp_status check_shape(fsdp_dtype t, int ndim, const int64_t *sizes)
     if (ndim < 0 || ndim > FSDP_MAX_DIMS)
         return fsdp__fail(FSDP_INVALID_SHAPE, "a tensor of %d dims; expected 0 to %d", ndim,
                           FSDP_MAX_DIMS);
+    if (ndim > 0 && !sizes) return fsdp__fail_null("a tensor", "the list of sizes");
     int64_t n = (int64_t)fsdp_dtype_size(t);
     for (int i = 0; i < ndim; i++) {
         if (sizes[i] < 0)

@@ -13,6 +13,7 @@
 #include "fsdp/hf.h"
 #include "fsdp/lora.h"
 #include "hf/folder.h"
+#include "lora/lora.h"
 #include "nn/module.h"
 
 fsdp_status fsdp__adapters_resolve(const fsdp__train_config *c)
@@ -126,6 +127,21 @@ double fsdp__adapters_flops(const fsdp__train_config *c, fsdp_module *model, dou
     double own = 6.0 * (double)trainable(&l);
     fsdp_param_list_free(&l);
     return whole - weights / 3.0 + own;
+}
+
+fsdp_status fsdp__adapters_text(const fsdp__train_config *c, fsdp_module *model, char **out)
+{
+    fsdp__lora_list l = {0};
+    *out = NULL;
+    if (!c->lora.enable) return FSDP_OK;
+    FSDP_TRY(fsdp__lora_list_of(model, &l));
+    fsdp__str s = {0};
+    if (l.count)
+        fsdp__str_addf(&s, "rank %lld, alpha %g, rslora %s", (long long)l.items[0]->rank,
+                       l.items[0]->alpha, l.items[0]->rslora ? "true" : "false");
+    free(l.items);
+    *out = fsdp__str_take(&s);
+    return *out ? FSDP_OK : fsdp__fail_memory("the words for adapters", 0);
 }
 
 /* ---- whether they learn -------------------------------------------------------------------- */

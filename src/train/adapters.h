@@ -16,6 +16,9 @@ fsdp_status fsdp__adapters_resolve(const fsdp__train_config *c);
 fsdp_status fsdp__adapters_check(const fsdp__train_config *c, fsdp_module *model);
 
 /* All of the following do nothing, and give FSDP_OK, unless lora.enable is on. */
+/* What decides what the adapters' numbers mean, for a checkpoint; *out NULL: there are none. The
+ * caller frees it. */
+fsdp_status fsdp__adapters_text(const fsdp__train_config *c, fsdp_module *model, char **out);
 
 /* Before sharding: adapters as c, or the folder that it names, says. */
 fsdp_status fsdp__adapters_apply(const fsdp__train_config *c, fsdp_module *model, fsdp__metrics *m);

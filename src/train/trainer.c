@@ -63,6 +63,7 @@ typedef struct trainer {
     fsdp_schedule schedule;
     int64_t step;    /* optimizer steps that are done */
     int64_t samples; /* rows that were consumed */
+    char *adapters;  /* what their numbers mean; NULL: there are none */
     uint64_t base;   /* of frozen weights that checkpoints leave out; 0: none are left out */
     int learning;    /* steps that were looked at for adapters without a gradient */
     bool asked;      /* a rank was asked to stop */
@@ -210,7 +211,10 @@ static fsdp_status fill(trainer *t)
     bool folder = c->model.hf_assets_path && c->checkpoint.initial_load_in_hf;
     if (t->folder.load_step >= 0) {
         if (folder && c->lora.enable) FSDP_TRY(load_folder(t));
-        fsdp__ckpt_state s = {.ema = t->update.ema, .scaler = t->update.scaler, .base = t->base};
+        fsdp__ckpt_state s = {.ema = t->update.ema,
+                              .scaler = t->update.scaler,
+                              .base = t->base,
+                              .adapters = t->adapters};
         FSDP_TRY(fsdp__ckpt_load(t->model, t->opt, t->folder.checkpoints, t->folder.load_step, &s));
         t->step = s.step;
         t->samples = s.samples;
@@ -238,6 +242,7 @@ static fsdp_status make_model(trainer *t)
     if (t->c->training.dtype == FSDP__TRAIN_BF16)
         FSDP_TRY(fsdp_module_to_dtype(t->model, FSDP_BF16));
     FSDP_TRY(fsdp__adapters_apply(t->c, t->model, &t->metrics));
+    FSDP_TRY(fsdp__adapters_text(t->c, t->model, &t->adapters));
     FSDP_TRY(fsdp__train_recompute_apply(t->c, t->model, &t->recompute));
     if (t->c->debug.inject_nonfinite) {
         FSDP_TRY(fsdp__injection_parse(t->c->debug.inject_nonfinite, &t->injection));
@@ -456,6 +461,7 @@ static fsdp_status save(trainer *t)
                           .schedule = t->schedule,
                           .has_schedule = true,
                           .base = t->base,
+                          .adapters = t->adapters,
                           .ema = t->update.ema,
                           .scaler = t->update.scaler};
     FSDP_TRY(fsdp__ckpt_save(t->model, t->opt, t->folder.checkpoints, &s));
@@ -625,6 +631,7 @@ fsdp_status fsdp__train(const fsdp__train_config *c, int (*stop)(void))
     fsdp_optimizer_free(t.opt);
     fsdp_module_free(t.model);
     free(t.early);
+    free(t.adapters);
     fsdp__train_recompute_free(&t.recompute);
     fsdp__microbatch_free(&t.mb);
     fsdp__train_inputs_close(&t.in);

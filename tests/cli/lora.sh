@@ -76,6 +76,10 @@ lora part -n 2 --model.hf_assets_path base2/hf
 check "going on beside another base" is "$code $(grep -c 'trained beside another base (fingerprint' err | sed 's/[1-9]/some/')" "1 some"
 lora part -n 2 --checkpoint.initial_load_in_hf false
 check "or none" is "$code $(grep -c 'it holds the trained parameters alone' err | sed 's/[1-9]/some/')" "1 some"
+lora part -n 2 --lora.alpha 4
+check "or with another scale" is "$code $(grep -c 'adapters: rank 8, alpha 16, rslora false; this run: rank 8, alpha 4, rslora false. Set the lora section' err | sed 's/[1-9]/some/')" "1 some"
+lora part -n 2 --lora.enable false
+check "or without adapters" is "$code $(grep -c 'adapters: rank .*; this run: none. Set the lora section' err | sed 's/[1-9]/some/')" "1 some"
 lora part -n 2
 check "on two ranks, beside the one that it was" is "$code $(grep -c 'going on from part/checkpoint' out)" "0 1"
 steps=$((2 * epoch))

@@ -199,6 +199,118 @@ static void test_root(void **state)
     fsdp_module_free(&n->base);
 }
 
+/* ---- gradients that were never reduced ---------------------------------------------------------
+ */
+
+static fsdp_status backward(fsdp_module *m)
+{
+    fsdp_scope *scope = fsdp_scope_begin();
+    fsdp_status s = fsdp_backward(fsdp_sum(fsdp_call(m, ones())));
+    fsdp_scope_end(scope);
+    return s;
+}
+
+static fsdp_status unreduced(void *arg)
+{
+    const int *kind = arg; /* {replicas, reproducible, the all-reduce alone is off} */
+    int replicas = kind[0], sizes[2] = {replicas, fsdp_world_size() / replicas};
+    const char *axes[] = {"replicate", "shard"};
+    fsdp_shard_options o = fsdp_shard_defaults(fsdp_mesh_create(FSDP_CPU, 2, sizes, axes));
+    fsdp_module *m = fsdp_linear_create(3, 4, 0);
+    double fresh, norm;
+    EXPECT(m && fsdp_fully_shard(m, &o) == FSDP_OK && fsdp_reset_parameters(m, 1) == FSDP_OK);
+    EXPECT(!kind[1] || fsdp_set_reproducible(m, 1) == FSDP_OK);
+    fsdp_optimizer *opt = fsdp_sgd(m, NULL);
+    EXPECT(opt && backward(m) == FSDP_OK && fsdp_grad_norm(m, 2, &fresh) == FSDP_OK && fresh > 0);
+    EXPECT(fsdp_zero_grad(m) == FSDP_OK);
+    EXPECT((kind[2] ? fsdp_set_requires_all_reduce : fsdp_set_requires_gradient_sync)(m, 0, 1) ==
+           FSDP_OK);
+    EXPECT(backward(m) == FSDP_OK);
+    EXPECT(fsdp_zero_grad(m) == FSDP_OK);
+    EXPECT(fsdp_optimizer_step(opt) == FSDP_OK); /* nothing waits */
+    EXPECT(fsdp_set_requires_gradient_sync(m, 1, 1) == FSDP_OK);
+    EXPECT(fsdp_set_requires_all_reduce(m, 1, 1) == FSDP_OK);
+    EXPECT(backward(m) == FSDP_OK && fsdp_grad_norm(m, 2, &norm) == FSDP_OK);
+    EXPECT(norm == fresh);
+    for (int step = 0; step < 2; step++) {
+        EXPECT(fsdp_zero_grad(m) == FSDP_OK);
+        EXPECT(fsdp_set_requires_gradient_sync(m, 0, 1) == FSDP_OK && backward(m) == FSDP_OK);
+        EXPECT(fsdp_barrier(fsdp_group_world(), FSDP_LANE_CONTROL) == FSDP_OK);
+        (void)(step ? fsdp_optimizer_step(opt) : fsdp_grad_norm(m, 2, &norm));
+        bool told =
+            strstr(fsdp_error_text(), "was not summed over the ranks yet: turn fsdp_set_req");
+        FSDP_TRY(fsdp_reset_iteration(m));
+        EXPECT(told);
+    }
+    EXPECT(fsdp_optimizer_step_count(opt) == 1);
+    fsdp_optimizer_free(opt);
+    fsdp_module_free(m);
+    EXPECT(check_live() == 0);
+    return FSDP_OK;
+}
+
+static void test_unreduced(void **state)
+{
+    (void)state;
+    static const struct {
+        int ranks, kind[3];
+    } runs[] = {{1, {1, 0, 0}}, {2, {1, 0, 0}}, {2, {2, 0, 0}}, {4, {2, 0, 0}},
+                {4, {2, 0, 1}}, {2, {1, 1, 0}}, {1, {1, 1, 0}}};
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++)
+        check_ok(fsdp_run_threads(runs[i].ranks, unreduced, (void *)(uintptr_t)runs[i].kind));
+}
+
+/* ---- what a list names and frees --------------------------------------------------------------
+ */
+
+static fsdp_status freed_list(void *arg)
+{
+    (void)arg;
+    fsdp_module *m = fsdp_linear_create(3, 4, 0), *other = fsdp_linear_create(3, 4, 0);
+    EXPECT(fsdp_fully_shard(m, NULL) == FSDP_OK && fsdp_fully_shard(other, NULL) == FSDP_OK);
+    EXPECT(fsdp_reset_parameters(m, 1) == FSDP_OK);
+    EXPECT(fsdp_set_modules_to_forward_prefetch(m, &other, 1) == FSDP_OK);
+    fsdp_module_free(other);
+    EXPECT(backward(m) == FSDP_OK);
+    fsdp_module_free(m);
+    return FSDP_OK;
+}
+
+static void test_lifetimes(void **state)
+{
+    (void)state;
+    check_ok(fsdp_run_threads(2, freed_list, NULL));
+    net *n = net_create(1);
+    fsdp_module_free(n->block[0]);
+    check_error(FSDP_INVALID_ARGUMENT, "fsdp_module_free of \"0\", which belongs to a ModuleList");
+    fsdp_module_free(&n->base);
+    assert_int_equal(check_live(), 0);
+}
+
+static void test_null_lists(void **state)
+{
+    (void)state;
+    fsdp_init_rule rule = {FSDP_INIT_ONES, 0, 0};
+    const char *none = NULL;
+    assert_null(fsdp_mesh_create(FSDP_CPU, 1, NULL, NULL));
+    check_error(FSDP_INVALID_ARGUMENT, "the list of sizes is NULL");
+    assert_null(fsdp_mesh_create(FSDP_META, 1, (int[]){1}, (const char *[]){"shard"}));
+    check_error(FSDP_INVALID_ARGUMENT, "expected FSDP_CPU");
+    assert_null(fsdp_param_create(FSDP_F32, 2, NULL, rule));
+    check_error(FSDP_INVALID_ARGUMENT, "the list of sizes is NULL");
+    fsdp_lora_options o = fsdp_lora_defaults();
+    o.n_target_modules = 1;
+    fsdp_module *m = fsdp_linear_create(3, 4, 0);
+    fsdp_lora_apply(m, &o);
+    check_error(FSDP_INVALID_ARGUMENT, "1 target_modules at NULL");
+    o.target_modules = &none;
+    fsdp_lora_apply(m, &o);
+    check_error(FSDP_INVALID_ARGUMENT, "target_modules[0] is NULL");
+    assert_null(fsdp_module_add(m, NULL, fsdp_linear_create(3, 4, 0)));
+    check_error(FSDP_INVALID_ARGUMENT, "named NULL; expected");
+    fsdp_module_free(m);
+}
+
 /* ---- functions of the user's that fail and say nothing -----------------------------------------
  */
 
@@ -273,10 +385,11 @@ static void test_silent(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_outlived), cmocka_unit_test(test_late),
-        cmocka_unit_test(test_values),   cmocka_unit_test(test_null),
-        cmocka_unit_test(test_options),  cmocka_unit_test(test_root),
-        cmocka_unit_test(test_silent),
+        cmocka_unit_test(test_outlived),  cmocka_unit_test(test_late),
+        cmocka_unit_test(test_values),    cmocka_unit_test(test_null),
+        cmocka_unit_test(test_options),   cmocka_unit_test(test_root),
+        cmocka_unit_test(test_silent),    cmocka_unit_test(test_unreduced),
+        cmocka_unit_test(test_lifetimes), cmocka_unit_test(test_null_lists),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -60,6 +60,46 @@ static fsdp_status freed(void *arg)
     return FSDP_OK;
 }
 
+enum { GATHER, SUMMON, FORWARD, UNFINISHED, WHOLE_GRADIENTS, OPTIMIZER, EARLY, WAYS };
+
+/* The module goes while something of it is under way; what was begun is ended after it. */
+static fsdp_status under_way(void *arg)
+{
+    int way = *(const int *)arg;
+    int64_t live = check_live();
+    pair p;
+    fsdp_unshard_handle *h = NULL;
+    fsdp_summon *s = NULL;
+    fsdp_optimizer *o = NULL;
+    fsdp_scope *scope = fsdp_scope_begin();
+    EXPECT(make(&p, 0) == FSDP_OK);
+    if (way == UNFINISHED) EXPECT(fsdp_set_is_last_backward(p.root, 0) == FSDP_OK);
+    if (way == WHOLE_GRADIENTS) EXPECT(fsdp_set_requires_gradient_sync(p.root, 0, 1) == FSDP_OK);
+    if (way >= OPTIMIZER) EXPECT((o = fsdp_adamw(p.root, NULL)) != NULL);
+    if (way == EARLY) EXPECT(fsdp_optimizer_in_backward(o, 1) == FSDP_OK);
+    fsdp_tensor *loss = loss_of(p.root);
+    EXPECT(loss);
+    if (way != FORWARD) EXPECT(fsdp_backward(loss) == FSDP_OK);
+    if (way == GATHER) EXPECT(fsdp_unshard_async(p.a, &h) == FSDP_OK);
+    if (way == SUMMON) EXPECT(fsdp_summon_full_params_begin(p.root, NULL, &s) == FSDP_OK);
+    fsdp_module_free(p.root);
+    if (way == GATHER) EXPECT(fsdp_unshard_wait(h) == FSDP_OK);
+    if (way == SUMMON) EXPECT(fsdp_summon_full_params_end(s) == FSDP_OK);
+    if (way == OPTIMIZER) EXPECT(fsdp_optimizer_step(o) == FSDP_OK); /* it holds the shards */
+    fsdp_optimizer_free(o);
+    fsdp_scope_end(scope);
+    EXPECT(check_live() == live);
+    return FSDP_OK;
+}
+
+static void test_under_way(void **state)
+{
+    (void)state;
+    for (int way = 0; way < WAYS; way++)
+        for (int ranks = 1; ranks <= 3; ranks++)
+            check_ok(fsdp_run_threads(ranks, under_way, &way));
+}
+
 static void test_freed(void **state)
 {
     (void)state;
@@ -358,10 +398,10 @@ static void test_collectives(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_freed),       cmocka_unit_test(test_grown),
-        cmocka_unit_test(test_averaged),    cmocka_unit_test(test_options),
-        cmocka_unit_test(test_settings),    cmocka_unit_test(test_models),
-        cmocka_unit_test(test_collectives),
+        cmocka_unit_test(test_freed),     cmocka_unit_test(test_grown),
+        cmocka_unit_test(test_averaged),  cmocka_unit_test(test_options),
+        cmocka_unit_test(test_settings),  cmocka_unit_test(test_models),
+        cmocka_unit_test(test_under_way), cmocka_unit_test(test_collectives),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

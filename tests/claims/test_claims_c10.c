@@ -4,7 +4,7 @@
  *
  * Gradients are small integers set by hand, so the norm has a closed form. The parameters: uneven
  * ones, one of which some ranks hold nothing, a frozen one, one that two modules share, one without
- * a gradient, one that is not cut.
+ * a gradient, one that is not cut. (RC-08.)
  */
 #include "sharded_net.h"
 

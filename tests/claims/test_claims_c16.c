@@ -2,7 +2,7 @@
  * test_claims_c16.c - C16: mixed precision. Gathers in bf16 move half the bytes; reductions stay
  * fp32, and so do the weights that are updated: 1.0 and 100 steps of 6e-4 times a gradient of 1
  * give 0.94, where bf16 weights would not move at all. And 512 microbatches accumulate to the fp32
- * sum.
+ * sum. (RC-24, RC-25; the rotary tables of RC-24 are in tests/unit/test_models_rope.c.)
  */
 #include "sharded_net.h"
 

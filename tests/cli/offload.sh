@@ -1,6 +1,7 @@
 #!/bin/bash
 # States in files and steps in backward, from the program: the same losses and checkpoints, what is
-# printed, what is refused before anything begins, and that nothing stays behind.
+# printed, what is refused before anything begins, and that nothing stays behind. (RC-38: training,
+# clipping and resuming with offload are those without.)
 # ctest: timeout=300
 set -u
 . "$(dirname "$0")/checks.bash"

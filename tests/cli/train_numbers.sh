@@ -1,6 +1,7 @@
 #!/bin/bash
 # fsdp train, where numbers come from: parameter groups, accumulation, fp16 and its loss scale, the
-# moving average, what is not finite. Nothing depends on how fast the machine is.
+# moving average, what is not finite. Nothing depends on how fast the machine is. (RC-26: what is not
+# finite; RC-30: the rate is a function of the step on any number of ranks.)
 # ctest: timeout=600
 set -u
 . "$(dirname "$0")/checks.bash"
